@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,dev
+EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,sb3,plots,loggers,analysis,search,slurm,tuning,docs,dev
 
 # Tests start hundreds of processes, each of which would compile the package and what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench docs clean
+.PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench mutants docs clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
@@ -21,9 +21,9 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 
-demo: install  ## the main job: a principal governs a society in Clean Up, filmed without and with its best mechanism (no key needed)
+demo: install  ## the main job: a principal governs a society in Clean Up, filmed without and with its best mechanism (no key needed); the film is side_by_side.webp
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
-	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 500
+	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video
 
 test: install  ## all but the longest tests: about 14 minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m "not long"
@@ -75,8 +75,12 @@ bench: install  ## prints ratios measured side by side
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/finetuning.py --base-steps 150 --sft-steps 40 --grpo-steps 10
 	@# Not here: benchmarks/gpu.py, which ends with an error where there is no GPU, and at toy sizes measures nothing.
 
+mutants: install  ## changes the code in small ways and counts what the tests notice; hours
+	$(BIN)/pip install -q -c constraints.txt mutmut
+	$(BIN)/python scripts/mutants.py
+
 docs: install  ## a site in build/docs, links checked
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""What societies cost that are computed in one batch (`design.societies`, `design.candidates`), against one society.
+"""What societies cost that are computed in one batch (`design.replicates`, `design.candidates`), against one society.
 
     python benchmarks/batched_societies.py [--societies 16] [--rounds 5] [--device cpu] [--threads 1]
 
@@ -26,8 +26,8 @@ from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.escape_room import EscapeRoom
+from llmrl.loops.compute_requests import PlayEpisode
 from llmrl.loops.executor import Executor
-from llmrl.loops.requests import PlayEpisode
 from llmrl.loops.societies import Societies
 from llmrl.rollout.collector import Collector
 

@@ -101,7 +101,7 @@ def side_by_side(folder: Path, vectors: Sequence[list[float]], seeds: int, *word
         f"design.candidates={n}",
         "design.steps=1",
     )
-    games = (f"design.societies={SOCIETIES}", f"env.n_envs={n * SOCIETIES * GAMES}")
+    games = (f"design.replicates={SOCIETIES}", f"env.n_envs={n * SOCIETIES * GAMES}")
     rows = [s["history"] for s in finished(folder, (*common, *games, *words), seeds)]
     each = [[np.reshape(row["values"], (SOCIETIES, -1)).mean(axis=1) for row in history] for history in rows]
     return np.concatenate(each, axis=1)

@@ -57,16 +57,16 @@ MEASURES = ("valid_rate", "return", "improvement_rate", "score")
 
 def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Prompts about `env` whose histories are drawn at random, and replies whose numbers are."""
-    from llmrl.experiment.finetuning import _build_task
-    from llmrl.experiment.means import Means
+    from llmrl.experiment.finetune_application import _build_task
     from llmrl.experiment.models import build_model
-    from llmrl.finetuning.examples import Example
-    from llmrl.finetuning.trials import Trial
+    from llmrl.experiment.resources import RunResources
+    from llmrl.finetuning.proposal_examples import ProposalExample
+    from llmrl.finetuning.trials import ParameterTrial
 
     config = compose(f"env={env}", *POLICY, "llm=scripted", "hardware.cores=1")
-    means = Means(config, build_model)
+    means = RunResources(config, build_model)
     task = _build_task(config, means, config, config["principal"], means.checked_model, [], "")
-    task.questions.proposer.expect(100, 20)
+    task.questions.proposer.on_search_start(100, 20)
     space = task.space
 
     def vector() -> np.ndarray:
@@ -74,8 +74,8 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
     pairs = []
     for _ in range(PAIRS):
-        history = tuple(Trial(vector(), rng.uniform(low, high, 1)) for _ in range(SHOWN))
-        question = task.questions.ask(Example(0, history, Trial(vector(), np.zeros(1))))
+        history = tuple(ParameterTrial(vector(), rng.uniform(low, high, 1)) for _ in range(SHOWN))
+        question = task.questions.ask(ProposalExample(0, history, ParameterTrial(vector(), np.zeros(1))))
         pairs.append((question.text, str(task.questions.reply(question))))
     return pairs
 

@@ -30,10 +30,10 @@ from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.maps import OneHots
+from llmrl.networks.grid_cores import OneHots
 from llmrl.rollout.collector import Collector
 
 SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, 512, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)

@@ -35,7 +35,7 @@ from gpu_learning import measure_ppo, measure_societies
 from gpu_part import LIMITS, TOY, Part, Sizes
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native.gpu import kernel
+from llmrl.envs.native.cuda_kernel import kernel
 
 
 class TimeUp(BaseException):

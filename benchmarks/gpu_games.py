@@ -13,9 +13,9 @@ from gpu_part import Part, Sizes, seconds, wait
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.batch import array
-from llmrl.envs.native.tree import Shared, simulated
+from llmrl.envs.native.compilation import CpuGames, simulated
 from llmrl.envs.native.vec_env import NativeEnv
 
 PLAYERS = 7
@@ -32,7 +32,7 @@ def games_on(device: str, game: SubstrateSettings) -> NativeEnv:
     """Games on `cuda`; on `simulated`, which is Numba's simulator with painting as on a GPU; or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and simulated():
-        env.engine.run = Shared()
+        env.engine.run = CpuGames()
     if device == "simulated" and env.observer.pixels:
         env.observer.pictures._compiled = None
     return env

@@ -2,6 +2,9 @@
 
 Prints seconds of both, and the ideal: sixteen places, at each of which the next episode begins when one ends, and
 nothing takes time but the replies. Target: within 1.2 of it.
+
+First of a player that is alone in its game (Mountain Car), then of a society (Harvest, three players), whose players
+decide at the same time: a step of it takes as long as the slowest of its own players' replies.
 """
 
 from __future__ import annotations
@@ -9,9 +12,13 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import re
 import sys
+import threading
 import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -19,46 +26,93 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.vec_env import GymnasiumEnv
+from llmrl.envs.substrates import substrate_env
 from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
 from llmrl.llms.client import ChatClient
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.loops.independent_games import IndependentGames
 
-GAMES, EPISODES, STEPS = 16, 32, 25
+GAMES, EPISODES, STEPS, PLAYERS = 16, 32, 25, 3
 FAST, SLOW, SHARE = 0.1, 1.0, 0.1
 
 
-def measured(apart: bool) -> tuple[float, float]:
+def alone() -> Any:
+    """Games of one player."""
+    return GymnasiumEnv(Seeds(0), "MountainCar-v0", n_envs=GAMES, horizon=STEPS, text="mountain_car")
+
+
+def society() -> Any:
+    """Games of several."""
+    return substrate_env("harvest", GAMES, Seeds(0), "cpu", n_agents=PLAYERS, horizon=STEPS, observe=["text"])
+
+
+class Watched(ChatClient):
+    """Remembers which questions were asked together, by the episode that they are of."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.asked: dict[int, list[float]] = defaultdict(list)  # seconds of an episode's steps
+        self._watch = threading.Lock()
+
+    def fetch(self, requests: Any) -> Any:
+        """Note the longest time that a reply of each episode takes."""
+        longest: dict[int, float] = {}
+        for request in requests:
+            [episode] = re.findall(r"^episode (\d+),", request.place)
+            longest[int(episode)] = max(longest.get(int(episode), 0.0), seconds_of(request.messages))
+        with self._watch:
+            for episode, seconds in longest.items():
+                self.asked[episode].append(seconds)
+        return super().fetch(requests)
+
+
+def seconds_of(messages: Any) -> float:
+    """What a reply takes, a function of the question."""
+    drawn = hashlib.sha256(json.dumps(list(messages)).encode()).digest()[0]
+    return SLOW if drawn < 256 * SHARE else FAST
+
+
+def reply(messages: list[dict[str, str]]) -> str:
+    """The first action there is, after a while."""
+    time.sleep(seconds_of(messages))
+    told = messages[0]["content"].partition("# What you can do")[2]
+    [action, *_] = re.findall(r"^- (\w[\w ]*): ", told, re.MULTILINE)
+    return json.dumps({"reflection": "Let us see.", "action": action})
+
+
+def measured(made: Any, apart: bool) -> tuple[float, float]:
     """Seconds that the episodes took, and would take if only replies took time."""
-    took: dict[str, float] = {}  # seconds of each episode's replies, in the order of their beginnings
-
-    def reply(messages: list[dict[str, str]]) -> str:
-        said = messages[1]["content"]  # the first turn of the episode
-        slow = hashlib.sha256(json.dumps(messages).encode()).digest()[0] < 256 * SHARE
-        took[said] = took.get(said, 0.0) + (SLOW if slow else FAST)
-        time.sleep(SLOW if slow else FAST)
-        return json.dumps({"reflection": "Let us see.", "action": "right"})
-
     with FakeOpenAIServer(reply=reply) as server:
-        model = OpenAICompatibleChat(server.url, "fake-model", timeout=30.0)
-        client = ChatClient(model, limits=RateLimit(GAMES))
-        env = GymnasiumEnv(Seeds(0), "MountainCar-v0", n_envs=GAMES, horizon=STEPS, text="mountain_car")
+        model = OpenAICompatibleChat(server.url, "fake-model", timeout=60.0)
+        env = made()
+        env.one_game().reset(seed=0)  # what is compiled once is ready
+        client = Watched(model, limits=RateLimit(GAMES * env.spec.n_agents))
         policy = LLMPlayer(env.spec, client, None, history=STEPS).policy
+        how = EpisodeSettings(EPISODES, Seeds(1), exactly=True)
+        fits = IndependentGames.fit
+        if not apart:
+            IndependentGames.fit = staticmethod(lambda env, policy: False)  # type: ignore[method-assign]
+            policy.episodes = range(GAMES)
         begun = time.perf_counter()
-        if apart:
-            evaluate_environment(env, policy, "cpu", EpisodeSettings(EPISODES, Seeds(1), exactly=True))
-        else:
-            evaluate_policy(Collector(env, policy, "cpu"), EPISODES, Seeds(1), exactly=True)
+        try:
+            evaluate_environment(env, policy, "cpu", how)
+        finally:
+            IndependentGames.fit = staticmethod(fits)  # type: ignore[method-assign]
         seconds = time.perf_counter() - begun
+        client.close()
+    steps = [steps for _, steps in sorted(client.asked.items())]
+    if not apart:  # both waves were counted under the games' numbers
+        steps = [part for both in steps for part in (both[:STEPS], both[STEPS:])]
     places = [0.0] * GAMES
-    for episode in took.values():
-        heapq.heapreplace(places, places[0] + episode)
+    for episode in steps:
+        heapq.heapreplace(places, places[0] + sum(episode))
     return seconds, max(places)
 
 
 if __name__ == "__main__":
-    for name, apart in (("waves", False), ("each game by itself", True)):
-        seconds, ideal = measured(apart)
-        print(f"{name:20} {seconds:6.1f} s, ideal {ideal:5.1f} s: {seconds / ideal:.2f}", flush=True)
+    for kind, made in (("one player", alone), (f"{PLAYERS} players", society)):
+        for name, apart in (("waves", False), ("each game by itself", True)):
+            seconds, ideal = measured(made, apart)
+            told = f"{seconds:6.1f} s, ideal {ideal:5.1f} s: {seconds / ideal:.2f}"
+            print(f"{kind:12} {name:20} {told}", flush=True)

@@ -20,7 +20,7 @@ import numpy as np
 from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
 from llmrl.core.option_files import option
 from llmrl.core.seeding import Seeds
-from llmrl.envs.gym.episodes import Evaluation
+from llmrl.envs.gym.evaluator import EpisodeBatch
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def agent(entry: dict[str, Any], env: GymnasiumEnv, bound: float = 1e9, decimals
     return LinearAgent(env.spec, bound=bound, decimals=decimals, clip_actions=entry["clip_actions"])
 
 
-def played(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> Evaluation:
+def played(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EpisodeBatch:
     """`episodes` episodes of a policy, on seeds that no search has used."""
     env = environment(entry)
     controller = agent(entry, env).controller

@@ -51,7 +51,7 @@ REFERENCE = """
 import json, os, resource, sys, time
 from pathlib import Path
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.job import run_and_print
+from llmrl.experiment.run_job import run_and_print
 
 def cpu():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -21,11 +21,11 @@ from pydantic import BaseModel
 
 from llmrl.core.records import ChatRequest
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import Ledger
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.reading.records import parse_json
+from llmrl.llms.reading.object_parser import parse_json
 from llmrl.llms.structured import json_schema
 
 PROMPT = "Generation 12: eat=0.25, clean=1, other=0 -> payoff -0.4375; trees 47.36.\n" * 110
@@ -91,7 +91,7 @@ def server(latency: float) -> Iterator[str]:
 def client(url: str, folder: Path, cached: bool = True) -> ChatClient:
     provider = OpenAICompatibleChat(url, "benchmark", max_tokens=100, input_price=1.0, output_price=2.0)
     cache = Cache(folder / "cache", "readwrite" if cached else "off")
-    return ChatClient(provider, cache, Ledger(folder / "llm_calls.jsonl"), limits=RateLimit(CONCURRENCY))
+    return ChatClient(provider, cache, CallLog(folder / "llm_calls.jsonl"), limits=RateLimit(CONCURRENCY))
 
 
 def milliseconds(call: Callable[[ChatRequest], object], questions: list[ChatRequest]) -> float:

@@ -21,7 +21,7 @@ import transformers
 
 from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
 from llmrl.algorithms.ppo import PPOSettings
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.envs.babyai.vec_env import BabyAIEnv
 from llmrl.llms.local.lora import Lora
@@ -89,9 +89,9 @@ def main() -> None:
             Seeds(0),
             args.device,
             scorer,
-            Processes(),
-            governed=False,
-            reads="prompt",
+            ProcessGroup(),
+            has_principal=False,
+            text_channel="prompt",
             actions="scores",
             temperature=1.0,
             tune=args.tune,

@@ -23,8 +23,8 @@ import torch
 import transformers
 from random_models import save_llama, save_t5, save_tokenizer
 
+from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.causal_scorer import CausalScorer
-from llmrl.llms.local.scorer import LocalScorer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
 
 VOCABULARY = 32128

@@ -22,10 +22,10 @@ import numpy as np
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.describe import SubstrateSettings
-from llmrl.envs.melting_pot.engine import Game
-from llmrl.envs.melting_pot.layout import Layout
-from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
+from llmrl.envs.melting_pot.dmlab2d_game import Game
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.melting_pot.memory_layout import MemoryLayout
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, SubstrateName
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
 PAUSE_SECONDS = 1.0
@@ -61,7 +61,7 @@ class Bare:
     """The game that a worker plays, without the worker."""
 
     def __init__(self, substrate: SubstrateName) -> None:
-        self._layout = Layout(substrate, "upstream", 1, 7, ("pixels",), False)
+        self._layout = MemoryLayout(substrate, "upstream", 1, 7, ("pixels",), False)
         self._arrays = self._layout.views(bytearray(self._layout.nbytes))
 
     def reset(self) -> None:

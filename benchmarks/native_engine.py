@@ -34,9 +34,9 @@ from melting_pot import Bare, Official
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
-from llmrl.envs.melting_pot.layout import PIXELS
-from llmrl.envs.melting_pot.rules import SUBSTRATES, SubstrateName
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.melting_pot.memory_layout import PIXELS
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, SubstrateName
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.sweeps.machine import Machine
 

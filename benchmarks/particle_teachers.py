@@ -24,9 +24,9 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.scripted import ScriptedChat
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domains import find_domain
-from llmrl.teachers.guide import Guide
+from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner, Planner
 
 SCENARIOS: dict[str, Scenario] = {
@@ -54,21 +54,21 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
     env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
     spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
     domain = find_domain(spec.name, spec=spec)
-    guide = Guide(domain, planner_of(teacher, domain, spec.agent_names))
+    plan_policy = PlanPolicy(domain, planner_of(teacher, domain, spec.agent_names))
     legal = np.ones((spec.n_agents, spec.n_actions)) if scenario.legal is None else scenario.legal
     total, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
     for _ in range(spec.horizon or 25):
         if teacher == "random":
             advice = np.tile(legal / legal.sum(1, keepdims=True), (games, 1))
         else:
-            advice = guide.advise(guide.scenes(observation))
+            advice = plan_policy.advise(plan_policy.scenes(observation))
         drawn = (advice.cumsum(1) <= rng.random(len(advice))[:, None] * (1 - 1e-6)).sum(1)
         step = env.step(drawn.reshape(games, -1))
         observation, total = step.observation, total + step.reward
         for name, value in step.info.items():
             kept = metrics[name] if spec.metrics[name] != "last" else 0.0
             metrics[name] = kept + float(value.mean()) / (25 if spec.metrics[name] == "mean" else 1)
-    shown = {n: x for n, x in guide.planner.metrics().items() if n in ("teacher/asked", "teacher/debate_changes")}
+    shown = {n: x for n, x in plan_policy.planner.metrics().items() if n in ("teacher/asked", "teacher/debate_changes")}
     return total, metrics | shown
 
 

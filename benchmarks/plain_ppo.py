@@ -28,9 +28,9 @@ NUMBERS = PPOSettings(
 """Of a society's learning, as published for Clean Up and Harvest; `dataclasses.replace` changes what is measured."""
 
 PLAIN: dict[str, Any] = {
-    "governed": True,
+    "has_principal": True,
     "share_parameters": True,
-    "reads": None,
+    "observation_channels": None,
     "features": None,
     "core": "auto",
     "encoding": "onehot",

@@ -24,7 +24,7 @@ import numpy as np
 from llmrl.analysis.bootstrap import describe
 from llmrl.analysis.runs import find_runs, read_run
 from llmrl.core.errors import RunFolderError
-from llmrl.run.folder import config_hash
+from llmrl.run.config_hash import config_hash
 
 PUBLISHED = {
     "mountain_car_continuous": ("SAC 86.65 ± 0.84", "87.21 ± 29.28", "89.16 ± 29.72"),

@@ -27,7 +27,7 @@ from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.scripted import ScriptedChat
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.llm_principal import shown_text
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: 
     agent = LinearAgent(env.spec)
     seeds = Seeds(seed).child("benchmark")
     principal = llm_principal(env.spec, ChatClient(ScriptedChat(seeds)), controller=agent.controller, **settings)
-    principal.expect(iterations, episodes)
+    principal.on_search_start(iterations, episodes)
     tokens = []
     with env.evaluator(True, 1) as plays:
 

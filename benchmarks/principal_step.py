@@ -54,7 +54,7 @@ def settings(societies: int) -> dict[str, Sequence[str]]:
         "native, pixels, frozen core": NATIVE,
         "native, grid, small learned core": (*GRID, "agent.freeze=none"),
         ONE: frozen,
-        f"{ONE}, {societies} societies": (*frozen, f"design.societies={societies}", f"env.n_envs={societies}"),
+        f"{ONE}, {societies} societies": (*frozen, f"design.replicates={societies}", f"env.n_envs={societies}"),
     }
 
 

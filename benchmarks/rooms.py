@@ -16,7 +16,7 @@ import numpy as np
 
 import llmrl.envs.rooms.gymnasium_envs  # noqa: F401  # registers SimpleDoorKey
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.stock import DoorKey
+from llmrl.envs.rooms.minigrid_tasks import DoorKey
 from llmrl.envs.rooms.tasks import SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from known_functions import optimize, river
 from llmrl.core.seeding import Seeds
-from llmrl.principals.llm import llm_principal
-from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.llm_factory import llm_principal
+from llmrl.principals.random_principal import RandomPrincipal
 from models import scripted
 
 STEPS, CANDIDATES = 8, 8

@@ -29,7 +29,7 @@ from llmrl.algorithms.societies.batched_trainer import StackedOptimizerStep
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 KINDS = ("vector", "planes", "strided", "grid")
 CODES, AGENTS, ACTIONS, MINIBATCHES = (20, 9, 5, 4), 7, 9, 4

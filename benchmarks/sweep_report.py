@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.aggregate import Settings, summarize
+from llmrl.analysis.aggregate import ReportSettings, summarize
 from llmrl.analysis.bootstrap import bootstrap_bands, bootstrap_interval
 from llmrl.analysis.statistics import Levels, interquartile_mean, mean
-from llmrl.run.status import Progress, Status
+from llmrl.run.status import RunProgress, Status
 
 RLIABLE = """
 import json, sys, time
@@ -98,7 +98,7 @@ def made_up_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
         folder = root / "made_up" / f"rate_{group}-{group:08x}" / f"s{seed}"
         folder.mkdir(parents=True)
         result = float(rng.normal(group / groups))
-        progress = Progress(lines, lines, "steps")
+        progress = RunProgress(lines, lines, "steps")
         overrides = [f"principal.rate={group}", f"seed={seed}"]
         Status("finished", overrides=overrides, progress=progress, result=result).write(folder)
         with (folder / "metrics.jsonl").open("w") as file:
@@ -115,7 +115,7 @@ def large_sweep(runs: int, groups: int, lines: int) -> None:
     with tempfile.TemporaryDirectory() as root:
         made_up_sweep(Path(root), runs, groups, lines)
         start = time.perf_counter()
-        report = summarize(Path(root), Settings())
+        report = summarize(Path(root), ReportSettings())
         seconds = time.perf_counter() - start
     assert report.counted == runs
     what = f"{runs:,} finished runs in {groups} groups, {lines} lines of metrics each"

@@ -15,15 +15,15 @@ import time
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.stock import UnlockPickup
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, SimpleDoorKey, Task, TwoDoor
+from llmrl.envs.rooms.minigrid_tasks import UnlockPickup
+from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.teachers.domains import find_domain
-from llmrl.teachers.guide import Guide
-from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.domain_registry import find_domain
+from llmrl.teachers.offline_planner import OfflinePlanner
+from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner, Planner
 
-TASKS: dict[str, tuple[type[Task], int]] = {
+TASKS: dict[str, tuple[type[RoomTask], int]] = {
     "simple_doorkey": (SimpleDoorKey, 3),
     "lava_doorkey": (LavaDoorKey, 3),
     "colored_doorkey": (ColoredDoorKey, 3),
@@ -49,7 +49,7 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
     env = RoomsEnv(Seeds(seed), layout(), n_envs=episodes, agent_view_size=view)
     domain = find_domain(task, parity=teacher == "published")
     planner: Planner = OraclePlanner(domain) if teacher == "oracle" else OfflinePlanner(domain, teacher)
-    guide = Guide(domain, planner, mode)  # type: ignore[arg-type]
+    plan_policy = PlanPolicy(domain, planner, mode)  # type: ignore[arg-type]
     rng = np.random.default_rng(seed)
     observation = env.reset(seed=seed)
     memory = np.zeros((episodes, 1, domain.memory)) if domain.memory else None
@@ -58,10 +58,10 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
     while playing.any():
         there = np.flatnonzero(playing)
         own = None if memory is None else memory[there]
-        scenes = guide.scenes({"grid": observation["grid"][there]}, own)
+        scenes = plan_policy.scenes({"grid": observation["grid"][there]}, own)
         if memory is not None:
             memory[there] = own
-        advice = guide.advise(scenes, rng.random(len(there)))
+        advice = plan_policy.advise(scenes, rng.random(len(there)))
         action = np.zeros((episodes, 1), dtype=np.int64)
         action[there, 0] = (advice.cumsum(1) <= rng.random(len(there))[:, None]).sum(1).clip(max=6)
         step = env.step(action)

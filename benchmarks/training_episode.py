@@ -27,7 +27,7 @@ from llmrl.algorithms.advantages import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.networks import categorical
 from llmrl.rollout.collector import Collector

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrl.analysis.report import Settings
+from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report_tables import slugs
 from llmrl.analysis.runs import read_runs
-from llmrl.analysis.study import StudySettings, settings_from
+from llmrl.analysis.study_settings import StudySettings, settings_from
 from llmrl.analysis.study_tasks import NAME, TasksCompared, tasks_compared
-from llmrl.analysis.table import Table
-from llmrl.analysis.tables import slugs
+from llmrl.analysis.table_format import ReportTable
 from llmrl.display.reports import reported
 from llmrl.experiment.composition import plain
 
@@ -31,7 +31,7 @@ def main() -> None:
     for part in ("figures", "data"):
         (RESULTS / part).mkdir(parents=True, exist_ok=True)
     for folder in map(Path, sys.argv[1:]):
-        numbers, page = reported(folder, Settings(study=_asked(folder)))
+        numbers, page = reported(folder, ReportSettings(study=_asked(folder)))
         over = tasks_compared(numbers)
         if over is None:
             [slug], [section] = slugs(numbers), numbers.sections
@@ -51,7 +51,7 @@ def main() -> None:
         sys.stdout.write("\n\n".join([*texts, *shown.sentences]) + "\n\n")
 
 
-def _joined(over: TasksCompared) -> Iterator[Table]:
+def _joined(over: TasksCompared) -> Iterator[ReportTable]:
     """The comparisons and the curves of all tasks, each as one table whose first column is the task."""
     for name in ("study_comparisons", "study_curves"):
         data: list[list[object]] = []
@@ -61,7 +61,7 @@ def _joined(over: TasksCompared) -> Iterator[Table]:
                     data = data or [["task", *table.data[0]]]
                     data += [[title, *line] for line in table.data[1:]]
         if data:
-            yield Table(name, "", data)
+            yield ReportTable(name, "", data)
 
 
 def _asked(folder: Path) -> StudySettings | None:

@@ -1,6 +1,8 @@
 """The built wheel carries configs and prompts, and works in an environment of its own from any working directory."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -74,6 +76,24 @@ def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
         for record in (cwd / "outputs" / hardware).rglob("provenance.json"):
             # Not the checkout's code: a wheel has no revision.
             assert json.loads(record.read_text())["attempts"][0]["code"] is None
+
+
+@pytest.mark.slow
+def test_an_environment_of_uv_gets_its_packages_by_uv(tmp_path):
+    """It has no pip. The engine itself is 90 MB, so a small one of its requirements stands for it."""
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if uv is None:
+        pytest.skip("uv is of the extra dev")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    program = "from llmrl.envs.melting_pot.install import _pip; _pip(['immutabledict'], None); import immutabledict"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "UV": uv}
+    done = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    environment |= {"PATH": str(tmp_path)}
+    del environment["UV"]
+    done = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert "has no pip, and no uv is on the path" in done.stderr
 
 
 def slurm_is_up() -> bool:

@@ -16,11 +16,11 @@ import torch
 from annotated_types import Interval
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.protocols import Scorer
-from llmrl.core.records import Act
+from llmrl.core.model_protocols import Scorer
+from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.rooms.world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN
+from llmrl.envs.rooms.grid_world import BALL, BOX, DOOR, EMPTY, FLOOR, GOAL, KEY, LOCKED, OPEN, UNSEEN
 from llmrl.networks import categorical
 
 AHEAD, OWN = (3, 5), (3, 6)
@@ -64,21 +64,21 @@ class SayCanPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         """Actions [n_envs, 1]."""
         prompts = [str(text) for text in np.asarray(observation["prompt"], dtype=object).ravel()]
         said = self.scorer.score(prompts, self.spec.continuations("prompt")).cpu()
         view = observation["view"].cpu().numpy()[:, 0]
         can = torch.from_numpy(affordances(view, self.spec.n_actions, self.unlikely)).float()
         logits = (said + can.log())[:, None]
-        return Act(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
+        return PolicyOutput(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """Zeros: it expects nothing."""
         return torch.zeros(self.spec.n_envs, self.spec.n_agents)
 
 
-class SayCanAgent(OnlyPlays):
+class SayCanAgent(NonLearningAgent):
     """Plays, never learns.
 
     Args:

@@ -362,7 +362,7 @@ def _(folder: Path):
     config = (run / "config.yaml").read_text()
     start = config.index("llm:\n")
     end = start + re.search(r"\n(?=[a-z])", config[start:]).end()  # type: ignore[union-attr]
-    keys = ("cache", "cache_dir", "share_replies", "failures", "retry", "limits", "budget")
+    keys = ("cache", "cache_dir", "cache_across_seeds", "failures", "retry", "limits", "budget")
     kept = re.findall(rf"(?m)^  (?:{'|'.join(keys)}):.*\n(?:    .*\n)*", config[start:end])
     target = "llmrl.llms.openai_compatible.OpenAICompatibleChat"
     own = f"llm:\n  _target_: {target}\n  base_url: {server.url}\n  model: fake\n"

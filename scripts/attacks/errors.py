@@ -210,10 +210,10 @@ for name in ("status.json", "owner.json"):
     @attack(f"13 odd {name} in turn", "each a clear error, a rerun goes on, the old one is kept aside")
     def _(folder: Path, name: str = name) -> tuple[bool, str]:
         from llmrl.analysis.runs import read_run
-        from llmrl.run import owner
+        from llmrl.run import ownership
         from llmrl.run.run import Run
 
-        owner._EMPTY_GRACE_S = 0.0
+        ownership._EMPTY_GRACE_S = 0.0
         with contextlib.suppress(ZeroDivisionError), Run.open(folder, "toys", {"env": "toy"}, ["env=toy"], 0) as run:
             content = json.loads((run.folder / name).read_text())
             raise ZeroDivisionError
@@ -400,13 +400,13 @@ def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
     import torch
 
-    from llmrl.core.pictures import save_film
+    from llmrl.core.frames import save_video
     from llmrl.core.records import ChatReply, ChatRequest
     from llmrl.llms.cache import Cache
     from llmrl.run.checkpoints import CheckpointStore
     from llmrl.run.files import write_atomic
-    from llmrl.run.owner import Ownership
-    from llmrl.teachers.tables import write_table
+    from llmrl.run.ownership import Ownership
+    from llmrl.teachers.plan_tables import write_table
 
     disk = folder / "disk"
     disk.mkdir()
@@ -425,7 +425,7 @@ def _(folder: Path) -> tuple[bool, str]:
             lambda: CheckpointStore(disk).save(1, {"w": torch.zeros(9000)}),
             lambda: Cache(disk).put("ab" * 32, {}, ChatRequest(()), ChatReply("x" * 9000)),
             lambda: write_table(disk / "plans.json", "d", "x" * 9000, {}),
-            lambda: save_film(noise, disk, "film", 4.0),
+            lambda: save_video(noise, disk, "film", 4.0),
             lambda: Ownership(disk),
         ]
         seen = [refused(trial) for trial in trials]
@@ -471,14 +471,14 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     import fake_openai_server
     from llmrl.core.records import ChatRequest
+    from llmrl.llms.call_log import CallLog
     from llmrl.llms.client import ChatClient
-    from llmrl.llms.ledger import Ledger
     from llmrl.llms.openai_compatible import OpenAICompatibleChat
 
     fake_openai_server.WRONG_USAGE = ({"prompt_tokens": -1_000_000, "completion_tokens": -1_000_000},)
     with fake_openai_server.FakeOpenAIServer() as server:
         provider = OpenAICompatibleChat(server.url, "fake-model", input_price=1.0, output_price=1.0)
-        client = ChatClient(provider, ledger=Ledger(folder / "calls.jsonl"))
+        client = ChatClient(provider, ledger=CallLog(folder / "calls.jsonl"))
         spent = []
         for i in range(4):
             server.faults += ["wrong_usage"] if i % 2 else []
@@ -538,7 +538,7 @@ def launched(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def states(folder: Path) -> list[str]:
-    from llmrl.sweeps.records import records
+    from llmrl.sweeps.run_control import records
 
     return sorted(r.state for r in records(folder / "outputs")) if (folder / "outputs").exists() else []
 
@@ -576,7 +576,7 @@ for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted")
 
 @attack("SLURM's accounts of arrays that were cancelled, in 5 spellings", "cancelled for tasks that never began")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.sweeps.backends.slurm_queue import tasks_of
+    from llmrl.sweeps.backends.slurm_status import tasks_of
 
     found = [tasks_of(text) for text in ("1", "1_2", "1_[0-2]", "1_[0,4-5%7]", "1_[9%1]")]
     expected = [["1"], ["1_2"], ["1_0", "1_1", "1_2"], ["1_0", "1_4", "1_5"], ["1_9"]]

@@ -28,8 +28,8 @@ from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError, RunFolderE
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
@@ -91,12 +91,14 @@ def server(answer: Answer) -> Iterator[tuple[str, list[str]]]:
         http.server_close()
 
 
-def client(url: str, folder: Path | None, retries: int = 5, timeout: float = 5.0, **limits: Any) -> ChatClient:
+def client(
+    url: str, folder: Path | None, retries: int = 5, timeout: float = 5.0, cache: Cache | None = None, **limits: Any
+) -> ChatClient:
     facts = {name: limits.pop(name) for name in ("max_tokens", "input_price", "output_price") if name in limits}
     provider = OpenAICompatibleChat(url, "m", timeout=timeout, **facts)
-    ledger = None if folder is None else Ledger(folder / FILE_NAME)
+    ledger = None if folder is None else CallLog(folder / FILE_NAME)
     budget, limit = Budget(**limits), RateLimit(concurrency=8)
-    return ChatClient(provider, None, ledger, Retry(retries, 0.002, 0.01), limit, budget, failures="fall_back")
+    return ChatClient(provider, cache, ledger, Retry(retries, 0.002, 0.01), limit, budget, failures="fall_back")
 
 
 def ask(i: int) -> ChatRequest:
@@ -347,8 +349,7 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     with server(lambda handler, number: handler.reply()) as (url, generated):
         for calls in (50, 0):
-            chat = client(url, folder, calls=calls)
-            chat.cache = Cache(folder / "cache")
+            chat = client(url, folder, calls=calls, cache=Cache(folder / "cache"))
             replies = chat.chat([ask(i) for i in range(50)])
             chat.close()
         return len(generated) == 50 and len(replies) == 50, f"{len(generated)} generated for 100 asked"
@@ -362,7 +363,7 @@ def _(folder: Path) -> tuple[bool, str]:
         chat.chat([ask(1)])
         chat.close()
         calls = list(read_calls(folder / FILE_NAME))
-        before = Ledger(folder / FILE_NAME).spent_before
+        before = CallLog(folder / FILE_NAME).spent_before
         held = [call.get("reply") for call in calls] == [forged] and (before.calls, before.unsettled) == (1, 0)
         return held, f"{len(calls)} calls, spent {before.calls}"
 
@@ -378,7 +379,7 @@ def _(folder: Path) -> tuple[bool, str]:
         spend(client(url, folder, calls=60))
     calls = list(read_calls(folder / FILE_NAME))
     lost, paid = sum("unsettled" in call for call in calls), sum("reply" in call for call in calls)
-    total = Ledger(folder / FILE_NAME).spent_before
+    total = CallLog(folder / FILE_NAME).spent_before
     return (lost, paid) == (total.unsettled, total.calls) and lost + paid == 60, f"{lost} lost, {paid} paid, {total}"
 
 

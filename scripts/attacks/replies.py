@@ -97,7 +97,7 @@ def compose(*overrides: str) -> dict[str, Any]:
 def tried(folder: Path, *overrides: str) -> tuple[str, str]:
     """How a run ended (finished, or the name of what it raised), and what it printed or said."""
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.job import run_and_print
+    from llmrl.experiment.run_job import run_and_print
 
     shown = io.StringIO()
     all_ = [*overrides, f"output_root={folder}"]
@@ -115,7 +115,7 @@ def run_folder(root: Path) -> Path:
 
 
 def calls_of(root: Path) -> list[dict[str, Any]]:
-    from llmrl.llms.ledger import read_calls
+    from llmrl.llms.call_log import read_calls
 
     return list(read_calls(run_folder(root) / "llm_calls.jsonl"))
 
@@ -185,16 +185,16 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def readers() -> dict[str, Callable[[str], object]]:
-    from llmrl.agents.llm_player.answers import Choices, read_lesson, read_reply
-    from llmrl.llms.reading.deciding import understand
-    from llmrl.llms.reading.vectors import Vectors
+    from llmrl.agents.llm_player.answer_format import DiscreteAnswer, read_lesson, read_reply
+    from llmrl.llms.reading.answer_parser import parse_answer
+    from llmrl.llms.reading.vector_parser import VectorParser
     from llmrl.teachers.plans import Skill, parse_reply
 
-    choices = Choices((("left", ""), ("right", "")))
+    choices = DiscreteAnswer((("left", ""), ("right", "")))
     skills = (Skill("go to", True, ""), Skill("explore", False, ""))
     return {
-        "numbers": lambda text: understand(text, Vectors([f"params[{i}]" for i in range(4)], n=2)),
-        "names": lambda text: understand(text, Vectors(["eat", "clean", "other"])),
+        "numbers": lambda text: parse_answer(text, VectorParser([f"params[{i}]" for i in range(4)], n=2)),
+        "names": lambda text: parse_answer(text, VectorParser(["eat", "clean", "other"])),
         "plan": lambda text: parse_reply(text, skills, ("key",)),
         "action": lambda text: read_reply(text, choices, None, True),
         "lesson": read_lesson,
@@ -250,12 +250,12 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom llmrl.llms.by_name import chat_model\n"
-        "from llmrl.llms.asking import Asker\nfrom llmrl.llms.prompts import Prompt\n"
+        "from llmrl.llms.structured_query import StructuredQuery\nfrom llmrl.llms.prompts import Prompt\n"
         "client = chat_model('openai_compatible', base_url=sys.argv[1], model='fake', ledger=Path(sys.argv[2]))\n"
-        "asker = Asker(client, 't', lambda text: os.kill(os.getpid(), 9), lambda f: Prompt(f), None, 0)\n"
-        "asker.ask([Prompt('q')])\n"
+        "query = StructuredQuery(client, 't', lambda text: os.kill(os.getpid(), 9), lambda f: Prompt(f), None, 0)\n"
+        "query.ask([Prompt('q')])\n"
     )
-    from llmrl.llms.ledger import Ledger, read_calls
+    from llmrl.llms.call_log import CallLog, read_calls
 
     log = folder / "calls.jsonl"
     with Server("paid for") as server:
@@ -263,7 +263,7 @@ def _(folder: Path) -> tuple[bool, str]:
         ended = subprocess.run([sys.executable, "-c", program, url, str(log)], capture_output=True)
     calls = list(read_calls(log)) if log.exists() else []
     kept = [call["reply"] for call in calls if "reply" in call]
-    return kept == ["paid for"] and Ledger(log).spent_before.calls == 1, f"exit {ended.returncode}, log: {kept}"
+    return kept == ["paid for"] and CallLog(log).spent_before.calls == 1, f"exit {ended.returncode}, log: {kept}"
 
 
 def hopeless(*overrides: str) -> Callable[[Path], tuple[bool, str]]:
@@ -401,7 +401,7 @@ def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
 
     from llmrl.core.seeding import Seeds
-    from llmrl.finetuning.judge import Judge
+    from llmrl.finetuning.reward_function import RewardFunction
 
     class Questions:
         def read(self, text: str, cut: bool = False) -> np.ndarray:
@@ -410,7 +410,7 @@ def _(folder: Path) -> tuple[bool, str]:
     class Shown:
         shown = ()
 
-    judge = Judge(Questions(), lambda vectors, seeds: np.zeros((0, 2)), 2, Seeds(0))  # type: ignore[arg-type]
+    judge = RewardFunction(Questions(), lambda vectors, seeds: np.zeros((0, 2)), 2, Seeds(0))  # type: ignore[arg-type]
     question: Any = Shown()
     attempts = judge([question] * 3, ["[" * 9999, HUGE, "\ud800"], "step 1")
     metrics = judge.metrics()

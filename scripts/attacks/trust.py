@@ -179,16 +179,16 @@ NAMED = {
     ),
     "pickle through the loop that imports it": ("llmrl.loops.baseline.pickle.loads", "no class or function"),
     "Path, imported by a part's module": ("llmrl.llms.replay.Path", "at home in pathlib"),
-    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_queue.output_of", OUTSIDE),
+    "subprocess through a private helper": ("llmrl.sweeps.backends.slurm_status.output_of", OUTSIDE),
     "the remover of llmrl-sweep": ("llmrl.sweeps.cleaning.remove", OUTSIDE),
     "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
     "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),
     "a name with a line break": ("evil.Part\n", "no dotted name"),
-    "the globals of a function": ("llmrl.teachers.options.llm_teacher.__globals__", "no dotted name"),
+    "the globals of a function": ("llmrl.teachers.teacher_factory.llm_teacher.__globals__", "no dotted name"),
     "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
     "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "no part of llmrl"),
-    "the ledger, which appends to any file": ("llmrl.llms.ledger.Ledger", OUTSIDE),
-    "a private class of a part's module": ("llmrl.agents.sb3_agent._Blank", "cannot be imported"),
+    "the ledger, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
+    "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "cannot be imported"),
 }
 for _name, (_target, _words) in NAMED.items():
     attack(_name, "refused, nothing imported")(
@@ -240,9 +240,9 @@ def _(folder: Path) -> tuple[bool, str]:
     (own / "x.j2").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os }}")
 
     def call() -> None:
-        from llmrl.llms.prompts import Prompts
+        from llmrl.llms.prompts import PromptFamily
 
-        Prompts("p", own, folder / "prompts").render("x")
+        PromptFamily("p", own, folder / "prompts").render("x")
 
     return refused(folder, call, "prompt p/x")
 
@@ -372,7 +372,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a saved config with interpolations of secrets", "they stay texts")
 def _(folder: Path) -> tuple[bool, str]:
-    from llmrl.run.content import read_config
+    from llmrl.run.artifacts import read_config
 
     os.environ["LLMRL_ATTACK"] = "secret"
     found = read_config(theirs(folder, {"name": "${oc.env:LLMRL_ATTACK}"}), [])
@@ -437,7 +437,7 @@ def _(folder: Path) -> tuple[bool, str]:
     import yaml
 
     hardware = yaml.safe_load((finished() / "config.yaml").read_text())["hardware"]
-    slurm = {"_target_": "llmrl.sweeps.backends.slurm.Slurm", "setup": ["touch pwned"]}
+    slurm = {"_target_": "llmrl.sweeps.backends.slurm_submission.Slurm", "setup": ["touch pwned"]}
     theirs(folder, {"hardware": {**hardware, "backend": slurm}}, "failed")
     return refused(folder, command("llmrl-sweep", "retry", str(folder / "runs")), "--trust shell")
 
@@ -558,12 +558,12 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.display.sweeps import print_sweep
     from llmrl.sweeps.backends.local import Local
-    from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome
+    from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome
 
     place = folder / "it's $(touch pwned) `touch pwned`; touch pwned #" / "run" / "s0"
     place.mkdir(parents=True)
     job = Job({"seed": 0, "name": "x"}, [], Hardware(Local(), "cpu", "highest", 1, 1, 1.0, 0, 1), 1, [])
-    _, out = said_by(lambda: print_sweep([Outcome(job, place, "failed", error="x")]))
+    _, out = said_by(lambda: print_sweep([JobOutcome(job, place, "failed", error="x")]))
     lines = [line.removeprefix("Why: ") for line in out.splitlines() if line.startswith(("Why: llmrl", "llmrl-"))]
     stubs = 'llmrl-sweep() { echo "$@"; }; llmrl-report() { echo "$@"; }; '
     for line in lines:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from llmrl.envs.babyai import text_id
+from llmrl.envs.babyai import text_registration
 from llmrl.envs.gym.tasks import registration as tasks
 from llmrl.envs.rooms import registration as rooms
 
-IDS = (*tasks.IDS, *rooms.IDS, text_id.ID)
+IDS = (*tasks.IDS, *rooms.IDS, text_registration.ID)
 """What `gymnasium.make` knows from now on; the levels of BabyAI-Text by their own ids are in
 `llmrl.envs.babyai.registration`."""
 
 tasks.register()
-text_id.register()
+text_registration.register()

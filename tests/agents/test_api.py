@@ -11,7 +11,7 @@ from llmrl.agents.llm_player import Player, make_player
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.client import ChatClient
-from llmrl.run.episodes import read_lines
+from llmrl.run.episode_files import read_lines
 from models import scripted
 from road_game import Model, reply
 
@@ -24,7 +24,7 @@ def play(env, player, seed):
     while not over:
         action = player.act(observation, info)
         observation, reward, terminated, truncated, info = env.step(action)
-        player.happened(reward, terminated, truncated)
+        player.on_step(reward, terminated, truncated)
         actions.append(player.note["action"])
         total, over = total + reward, terminated or truncated
     return actions, total
@@ -117,9 +117,9 @@ class TestWithoutBeingTold:
             for _ in range(steps):
                 observation, reward, *_, info = env.step(player.act(observation, info))
                 if told:
-                    player.happened(reward)
+                    player.on_step(reward)
             if told:
-                player.happened(reward, True)
+                player.on_step(reward, True)
                 model.requests.clear()
         assert player.note["asked"] == (options.get("action_every", 1) == 1)
         return [json.loads(request.messages[-1]["content"]) for request in model.requests]
@@ -157,7 +157,7 @@ class TestWithoutBeingTold:
         for reward in (-1, None, -10):
             player.act(0)
             if reward is not None:
-                player.happened(reward)
+                player.on_step(reward)
         player.act(0)
         told = [json.loads(request.messages[-1]["content"]) for request in model.requests]
         assert [frame.get("reward") for frame in told] == [None, -1, None, -10]

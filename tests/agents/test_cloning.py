@@ -12,11 +12,11 @@ from experiments import compose, only_run_folder
 from experiments import run as run_experiment
 from llmrl.agents.cloning_agent import CloningAgent
 from llmrl.agents.random_agent import RandomAgent
-from llmrl.algorithms.cloning import Cloning, CloningSettings
+from llmrl.algorithms.cloning import BehaviouralCloning, CloningSettings
 from llmrl.core.errors import ConfigError, Diverged, RunFolderError
-from llmrl.core.records import Act
+from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
-from llmrl.core.texts import Texts
+from llmrl.core.text_array import TextArray
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import check_values, loop_kind
 from llmrl.loops.clone import CloneLoop, CloneSettings
@@ -24,8 +24,8 @@ from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
-from llmrl.networks.words import Words, padded
-from llmrl.run.content import save_config, saved_state
+from llmrl.networks.vocabulary import Vocabulary, padded
+from llmrl.run.artifacts import save_config, saved_state
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -44,7 +44,7 @@ class ReadingNetwork(nn.Module):
 
     def __init__(self, names):
         super().__init__()
-        self.q, self.words, self.names = DRRN(60, 16, Seeds(0).torch("weights")), Words(60), names
+        self.q, self.words, self.names = DRRN(60, 16, Seeds(0).torch("weights")), Vocabulary(60), names
         self.critic = nn.Linear(1, 1)
         nn.init.zeros_(self.critic.weight), nn.init.zeros_(self.critic.bias)
 
@@ -53,7 +53,7 @@ class ReadingNetwork(nn.Module):
         return self.q(rows, padded([self.words.read(name) for name in self.names]))
 
     def forward(self, batch):
-        assert isinstance(batch["prompt"], Texts)
+        assert isinstance(batch["prompt"], TextArray)
         prompts, places = batch["prompt"].distinct()
         logits = self.read(prompts)[places]
         return logits, self.critic(logits[:, :1]).squeeze(1)
@@ -73,7 +73,7 @@ class ReadingPolicy(nn.Module):
     def act(self, observation, state=None, generator=None, greedy=False):
         texts = observation["prompt"]
         logits = self.network.read(texts.ravel()).reshape(*texts.shape, -1)
-        return Act(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
+        return PolicyOutput(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
 
     def values(self, observation, state=None):
         return torch.zeros(observation["prompt"].shape)
@@ -222,7 +222,8 @@ def test_stopped_between_two_minibatches_it_goes_on_alike(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "at"), [(Cloning, "update", 3), (Cloning, "measure", 0), (Corridor, "step", 5)]
+    ("owner", "method", "at"),
+    [(BehaviouralCloning, "update", 3), (BehaviouralCloning, "measure", 0), (Corridor, "step", 5)],
 )
 def test_stalled_in_an_update_a_measure_or_an_evaluation_it_ends_when_told_to(
     data, tmp_path, monkeypatch, owner, method, at
@@ -256,7 +257,7 @@ def test_every_step_has_its_turn_once_an_epoch():
 
     samples = {"x": torch.arange(37), "action": torch.zeros(37, dtype=torch.int64)}
     network = Watched()
-    cloning = Cloning(network, QUICK, samples, {n: x[:5] for n, x in samples.items()}, Seeds(0), epochs=2)
+    cloning = BehaviouralCloning(network, QUICK, samples, {n: x[:5] for n, x in samples.items()}, Seeds(0), epochs=2)
     assert cloning.updates == 6 and cloning.updates_per_epoch == 3
     for i in range(6):
         cloning.update(i)
@@ -271,11 +272,11 @@ def test_every_step_has_its_turn_once_an_epoch():
 def test_the_step_size_rises_and_falls():
     samples = {"x": torch.zeros(100, 1), "action": torch.zeros(100, dtype=torch.int64)}
     settings = replace(QUICK, learning_rate=1.0, batch_size=1, warmup=0.1)
-    rates = Cloning(nn.Linear(1, 2), settings, samples, samples, Seeds(0), 1).learning_rate
+    rates = BehaviouralCloning(nn.Linear(1, 2), settings, samples, samples, Seeds(0), 1).learning_rate
     assert [rates(i) for i in (0, 4, 9, 10)] == pytest.approx([0.1, 0.5, 1.0, 1.0])
     assert rates(55) == pytest.approx(0.5) and 0 < rates(99) < 0.001
     constant = replace(settings, schedule="constant", warmup=0.0)
-    assert Cloning(nn.Linear(1, 2), constant, samples, samples, Seeds(0), 1).learning_rate(99) == 1.0
+    assert BehaviouralCloning(nn.Linear(1, 2), constant, samples, samples, Seeds(0), 1).learning_rate(99) == 1.0
 
 
 def test_held_out_are_whole_episodes(data):
@@ -390,7 +391,7 @@ def test_a_loss_that_is_no_number_ends_it():
             return super().forward(batch["x"]), None
 
     with pytest.raises(Diverged, match="update 1: the loss is nan"):
-        Cloning(Broken(1, 2), QUICK, samples, samples, Seeds(0), 1).update(0)
+        BehaviouralCloning(Broken(1, 2), QUICK, samples, samples, Seeds(0), 1).update(0)
 
 
 GAME = ("env=goto_red_ball", "env.n_envs=4", "env.history=1", "env.actions=restricted")

@@ -15,7 +15,7 @@ from llmrl.agents.search_agent import LinearAgent, MLPAgent, ProjectionAgent, Ta
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller, SearchableAgent
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import ActionNumbers, Channel
+from llmrl.core.spaces import Channel, ContinuousActions
 from policies import ARM, LAKE, POLE
 
 BINS = [[-1, 1, 3], [0, 2, 2], [0.1, 0.2, 4]]
@@ -106,7 +106,7 @@ def test_what_outputs_become(settings, expected):
 
 
 def test_whole_numbers_are_rounded_and_inside_their_bounds():
-    whole = replace(ARM, numbers=ActionNumbers(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=True))
+    whole = replace(ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=True))
     controller = LinearAgent(whole, clip_actions=False).controller
     flat = np.array([[1.4, 6.0, 0.0, 0.0, 0.0, 0.0]])
     assert controller.act(np.ones((1, 2)), flat).tolist() == [[1.0, 5.0]]
@@ -227,7 +227,7 @@ class TestAgent:
         agent = LinearAgent(POLE, bias=False)
         seen = {"vector": torch.tensor([[[1.0, 0.0, 0.0]]])}
         assert agent.policy.act(seen).action.tolist() == [[0]]
-        agent.adopt(np.array([0.0, 1.0, 0, 0, 0, 0]))
+        agent.set_parameters(np.array([0.0, 1.0, 0, 0, 0, 0]))
         assert agent.policy.act(seen).action.tolist() == [[1]]
         other = LinearAgent(POLE, bias=False)
         other.load_state_dict(agent.state_dict())
@@ -235,13 +235,13 @@ class TestAgent:
 
     def test_actions_of_several_numbers(self):
         agent = LinearAgent(ARM)
-        agent.adopt(np.array([0.5, 1.0, 0, 0, 0, 0]))
+        agent.set_parameters(np.array([0.5, 1.0, 0, 0, 0, 0]))
         action = agent.policy.act({"vector": torch.ones(2, 1, 2)}).action
         assert action.shape == (2, 1, 2) and action.dtype == torch.float32 and action[1, 0].tolist() == [0.5, 1.0]
 
     def test_states(self):
         agent = TabularAgent(LAKE)
-        agent.adopt(np.array([0.0, 1.0, 2.0, 0.0]))
+        agent.set_parameters(np.array([0.0, 1.0, 2.0, 0.0]))
         assert agent.policy.act({"state": torch.tensor([[2]])}).action.tolist() == [[2]]
 
 
@@ -257,7 +257,10 @@ class TestAgent:
         (lambda: LinearAgent(POLE, bound=0.25), "agent.bound=0.25 has more digits than agent.decimals=1"),
         (lambda: LinearAgent(POLE, output="tanh"), "agent.output=tanh is for actions that are numbers"),
         (lambda: ProjectionAgent(POLE, Seeds(0), rank=9), "agent.rank=9: the linear policy has only 8 numbers"),
-        (lambda: TabularAgent(replace(LAKE, numbers=ARM.numbers)), "an action of env=lake is 2 real numbers"),
+        (
+            lambda: TabularAgent(replace(LAKE, continuous_actions=ARM.continuous_actions)),
+            "an action of env=lake is 2 real numbers",
+        ),
     ],
 )
 def test_refusals(build, message):

@@ -11,11 +11,11 @@ from llmrl.agents.drrn_agent import DRRNAgent
 from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import ActionNumbers
+from llmrl.core.spaces import ContinuousActions
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
 from llmrl.networks.drrn import DRRN, last_states
-from llmrl.networks.words import UNKNOWN, Words, padded
+from llmrl.networks.vocabulary import UNKNOWN, Vocabulary, padded
 from llmrl.rollout.collector import Collector
 from llmrl.run.checkpoints import CheckpointStore
 
@@ -85,7 +85,7 @@ def test_it_is_as_large_as_the_published_network():
 
 
 def test_what_all_prompts_begin_with_changes_nothing():
-    words, network = Words(50), DRRN(50, 16, Seeds(0).torch("weights"))
+    words, network = Vocabulary(50), DRRN(50, 16, Seeds(0).torch("weights"))
     actions = padded([words.read("go east"), words.read("stay")])
     texts = ["go to the ball now", "go to the box", "go to", "the ball"]
     together = network(padded([words.read(text) for text in texts[:3]]), actions)
@@ -117,18 +117,18 @@ def test_texts_are_read_as_torch_reads_them():
 
 
 def test_words_are_numbered_as_they_are_met_until_the_table_is_full():
-    words = Words(6)
+    words = Vocabulary(6)
     row = words.read("You see: a box 12 steps away, YOU see")
     assert np.frombuffer(row, np.int16).tolist() == [2, 3, 4, 5, UNKNOWN, UNKNOWN, UNKNOWN, 2, 3]
     assert words.state_dict() == ["you", "see", "a", "box"]
     assert np.frombuffer(words.read(" ... "), np.int16).tolist() == [UNKNOWN]
-    again = Words(6)
+    again = Vocabulary(6)
     again.load_state_dict(words.state_dict())
     assert again.read("a box") == words.read("a box")
 
 
 def test_words_of_a_test_are_forgotten_after_it():
-    words = Words(50)
+    words = Vocabulary(50)
     words.read("ball box")
     words.keep()
     first = words.read("dax xolo")
@@ -204,7 +204,7 @@ def test_transitions_are_what_was_seen_and_what_it_led_to(bootstrap):
 
 
 def test_the_target_is_the_reward_and_what_may_still_come():
-    words, network = Words(50), DRRN(50, 8, Seeds(0).torch("weights"))
+    words, network = Vocabulary(50), DRRN(50, 8, Seeds(0).torch("weights"))
     learner = QLearning(network, replace(QUICK, target_every=None))
     actions = padded([words.read("go east"), words.read("go west")])
     here, there = words.read("here"), words.read("there it is")
@@ -263,10 +263,14 @@ def test_reset_is_the_very_beginning():
 
 def test_games_it_cannot_play_are_refused():
     env = Corridor()
-    numbers = ActionNumbers(("speed",), (0.0,), (1.0,))
+    numbers = ContinuousActions(("speed",), (0.0,), (1.0,))
     with pytest.raises(ConfigError, match="agent=drrn chooses one of several actions"):
-        DRRNAgent(replace(env.spec, numbers=numbers, n_actions=0), Seeds(0), "cpu", "prompt", 8, 50, 1.0, QUICK)
-    with pytest.raises(ConfigError, match=r"agent.reads=text: .* offers the texts prompt; use agent.reads=prompt"):
+        DRRNAgent(
+            replace(env.spec, continuous_actions=numbers, n_actions=0), Seeds(0), "cpu", "prompt", 8, 50, 1.0, QUICK
+        )
+    with pytest.raises(
+        ConfigError, match=r"agent.text_channel=text: .* offers the texts prompt; use agent.text_channel=prompt"
+    ):
         DRRNAgent(env.spec, Seeds(0), "cpu", "text", 8, 50, 1.0, QUICK)
     mute = replace(env.spec, observation={"number": env.spec.observation["number"]})
     with pytest.raises(ConfigError, match="offers no texts; use an environment of texts"):

@@ -1,4 +1,4 @@
-"""Files of episodes that are played: cut back to a checkpoint, films, and words beside pictures."""
+"""Files of episodes that are played: cut back to a checkpoint, videos, and words beside pictures."""
 
 import json
 from dataclasses import replace
@@ -7,13 +7,15 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from llmrl.core.pictures import beside
-from llmrl.core.spaces import ActionNumbers, EnvSpec, GameText
+from llmrl.core.frames import with_text_column
+from llmrl.core.spaces import ContinuousActions, EnvDescription, EnvSpec
 from llmrl.rollout.episode_logger import _readable, _short_numbers
-from llmrl.run.episodes import EpisodeFiles
+from llmrl.run.episode_files import EpisodeFiles
 from llmrl.run.files import read_lines
 
-ARM = EnvSpec("arm", 1, 1, {}, 0, (), None, numbers=ActionNumbers(("shoulder", "elbow"), (-1.0, -2.0), (1.0, 2.0)))
+ARM = EnvSpec(
+    "arm", 1, 1, {}, 0, (), None, continuous_actions=ContinuousActions(("shoulder", "elbow"), (-1.0, -2.0), (1.0, 2.0))
+)
 
 
 class TestEpisodeFiles:
@@ -70,21 +72,23 @@ class TestEpisodeFiles:
 class TestFrames:
     def test_words_stay_in_their_column(self):
         words = [("observation", "a rather long sentence, " * 80), ("reflection", "x" * 400), ("action", "left")]
-        frame = beside(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
+        frame = with_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
         assert frame.shape == (300, 600, 3) and not frame[:, :400].any()
         ink = (frame[:, 400:] < 128).any(2)
         assert ink.any() and not ink[:, -4:].any() and not ink[-4:].any()
 
     def test_the_action_is_always_there(self):
         long, short = ([("observation", "sentence " * n), ("action", "left")] for n in (500, 5))
-        frames = [beside(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)]
+        frames = [
+            with_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)
+        ]
         blue = [(frame == (31, 119, 180)).all(2).any(1).nonzero()[0] for frame in frames]
         assert blue[0].max() > blue[1].max() > blue[1].min() == blue[0].min()
 
 
 def written(words, height=640):
     """Rows of the column beside a picture that have ink, [height] bool."""
-    frame = beside(np.zeros((8, 8, 3), dtype=np.uint8), words, height, 520)
+    frame = with_text_column(np.zeros((8, 8, 3), dtype=np.uint8), words, height, 520)
     return (frame[:, height:] < 128).any(axis=(1, 2))
 
 
@@ -115,7 +119,7 @@ def test_many_numbers_of_an_observation_share_lines():
 
 
 def test_numbers_of_an_action_have_the_names_of_the_text():
-    assert ARM.number_names == ("shoulder", "elbow")
-    text = GameText("Reach.", (), (("upper", "turn"), ("lower", "turn")))
-    assert replace(ARM, text=text).number_names == ("upper", "lower")
-    assert replace(ARM, text=replace(text, actions=text.actions[:1])).number_names == ("shoulder", "elbow")
+    assert ARM.continuous_action_names == ("shoulder", "elbow")
+    text = EnvDescription("Reach.", (), (("upper", "turn"), ("lower", "turn")))
+    assert replace(ARM, text=text).continuous_action_names == ("upper", "lower")
+    assert replace(ARM, text=replace(text, actions=text.actions[:1])).continuous_action_names == ("shoulder", "elbow")

@@ -11,7 +11,7 @@ import pytest
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.evaluate import main
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 
 TAXI = ("env=taxi", "env.horizon=3", "env.n_envs=4", "play.episodes=2", "play.records=0", "agent=llm_player")
 PRICES = ("llm.input_price=1", "llm.output_price=2")
@@ -47,7 +47,7 @@ def test_no_more_is_asked_than_was_said(tmp_path, capsys, server):
 
     code, said = evaluate(capsys, folder, "--video", "--calls", 100)
     assert code == 0, said
-    # Two episodes as the run had, and one for the film, of three steps.
+    # Two episodes as the run had, and one for the video, of three steps.
     assert len(server.exchanges) - played == 9
     assert (
         "LLM calls │ 9, at most 18 with repairs" in said and "2, and 1 that is filmed" in said and "about $0.0" in said

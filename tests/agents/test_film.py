@@ -41,7 +41,7 @@ SETTINGS = {
     "value_coefficient": 0.5, "max_grad_norm": 0.5, "target_kl": None, "bootstrap_truncation": True,
 }  # fmt: skip
 AGENT = {
-    "device": "cpu", "governed": False, "share_parameters": True, "reads": ["view"], "core": "film",
+    "device": "cpu", "has_principal": False, "share_parameters": True, "observation_channels": ["view"], "core": "film",
     "encoding": "onehot", "core_hidden": [], "head_hidden": [16], "memory_layers": 1, "critic": "own",
     "freeze": "none", "init_from": None, "init_parts": "all", "keep_optimizer": False,
 }  # fmt: skip
@@ -147,7 +147,9 @@ def test_a_mission_is_no_number():
     plain = ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], []))
     assert plain.image == "view" and plain.joined == ()
     assert agent(SPEC).policy.channels == ("view", "mission")
-    with pytest.raises(ConfigError, match=r"agent.reads: env=told offers no channel 'mission', but view"):
+    with pytest.raises(
+        ConfigError, match=r"agent.observation_channels: env=told offers no channel 'mission', but view"
+    ):
         ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], [], ["view", "mission"]))
 
 
@@ -173,7 +175,7 @@ def test_a_map_is_read():
         replace(SPEC, observation=more), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
     )
     assert (network.image, network.joined) == ("view", ("vector",))
-    with pytest.raises(ConfigError, match=r"agent.reads=\['vector'\] names none; add 'view'"):
+    with pytest.raises(ConfigError, match=r"agent.observation_channels=\['vector'\] names none; add 'view'"):
         ActorCritic(
             replace(SPEC, observation=more),
             Seeds(0).torch("weights"),

@@ -34,7 +34,9 @@ def test_every_rule_is_tested():
 def test_how_good_they_are(name):
     id, kwargs, episodes, least = GAMES[name]
     env = GymnasiumEnv(Seeds(0), id, kwargs=kwargs, n_envs=20 if episodes > 20 else 10, text=name)
-    played = evaluate_policy(Collector(env, HeuristicAgent(env.spec, env.maker).policy, "cpu"), episodes, Seeds(1))
+    played = evaluate_policy(
+        Collector(env, HeuristicAgent(env.spec, env.env_factory).policy, "cpu"), episodes, Seeds(1)
+    )
     assert np.mean([episode.returns[0] for episode in played]) >= least
     env.close()
 
@@ -85,7 +87,7 @@ def test_the_lake(text):
 
 def lake_rule(kwargs, text):
     env = GymnasiumEnv(Seeds(0), "FrozenLake-v1", kwargs=kwargs, n_envs=1, text=text)
-    return HeuristicAgent(env.spec, env.maker).policy._rule
+    return HeuristicAgent(env.spec, env.env_factory).policy._rule
 
 
 class TestRefusals:

@@ -8,12 +8,12 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.played import players_table
-from llmrl.analysis.report import Settings
+from llmrl.analysis.final_episodes import players_table
+from llmrl.analysis.report_settings import ReportSettings
 from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from llmrl.run.files import read_lines
 
 SHORT = ("agent=llm_player", "env.horizon=6", "play.episodes=6", "play.records=6")
@@ -84,7 +84,7 @@ def test_a_film_changes_no_evaluated_episode(tmp_path):
 def test_then_runs_are_what_reports_count(tmp_path):
     for seed in (0, 1, 2):
         run("env=blackjack", *SHORT, TOLD, f"seed={seed}", f"output_root={tmp_path}", "env.n_envs=2", "llm=scripted")
-    [player] = summarize(tmp_path, Settings(resamples=50)).players
+    [player] = summarize(tmp_path, ReportSettings(resamples=50)).players
     means = [np.mean(results(path.parent)["per_episode"]["return"]) for path in sorted(tmp_path.rglob("results.json"))]
     assert player.carried == ("last_episode",) and not player.learned
     assert player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 3**0.5)

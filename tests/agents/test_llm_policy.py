@@ -10,11 +10,11 @@ import pytest
 
 from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
+from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.llms.client import ChatClient
 from road_game import Model, Table, first_legal, reply
 
-SPEED = ActionNumbers(("a",), (-1.0,), (1.0,))
+SPEED = ContinuousActions(("a",), (-1.0,), (1.0,))
 
 
 class TestTheConversation:

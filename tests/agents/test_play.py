@@ -11,7 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop

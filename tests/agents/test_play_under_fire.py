@@ -11,7 +11,7 @@ import commands
 from experiments import comparable_metrics, only_run_folder, run, silent_run
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.option_files import options
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from llmrl.run.files import read_lines
 
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
@@ -78,7 +78,7 @@ class TestResuming:
     OPTIONS = (*TAXI, "agent=llm_player", "agent.lessons=1", "llm.malformed=0.3", "play.videos=1")
 
     def test_a_budget_that_ran_out(self, tmp_path):
-        """Stopped in the middle of an episode and continued: files, numbers and films of a run that was not."""
+        """Stopped in the middle of an episode and continued: files, numbers and videos of a run that was not."""
         _, whole = play(tmp_path / "whole", *self.OPTIONS)
         parts = (*self.OPTIONS, f"output_root={tmp_path / 'parts'}")
         for calls in (20, 45):
@@ -130,7 +130,7 @@ class TestFilmsAndRecords:
 
     OPTIONS = ("env=taxi", "env.horizon=3", "env.n_envs=1", "play.episodes=3", "agent=llm_player")
 
-    def films(self, folder):
+    def videos(self, folder):
         return sorted(int(path.parent.name) for path in folder.rglob("episode.gif"))
 
     def test_a_finished_run_is_asked_for_more(self, tmp_path, capsys):
@@ -145,22 +145,22 @@ class TestFilmsAndRecords:
         said = " ".join(capsys.readouterr().out.split())
         assert "Already finished" in said and "play.videos=0, and 1 are asked for: rerun=true" in said
         assert "llmrl-evaluate" in said and "--video" in said
-        assert not self.films(folder)
+        assert not self.videos(folder)
         results = json.loads((folder / "results.json").read_text())
         assert again("play.videos=1", "rerun=true") == first
-        assert self.films(folder) == [0] and json.loads((folder / "results.json").read_text()) == results
+        assert self.videos(folder) == [0] and json.loads((folder / "results.json").read_text()) == results
         capsys.readouterr()
         assert again("play.videos=1") == first and "asked for" not in capsys.readouterr().out
 
     def test_a_run_goes_on_with_other_numbers(self, tmp_path):
-        """Films and records are of whole episodes: of those that begin from then on."""
+        """Videos and records are of whole episodes: of those that begin from then on."""
         for calls, kept in ((2, 0), (5, 2), (None, 3)):
             more = (f"play.videos={kept}", f"play.records={kept}", f"llm.budget.calls={calls or 'null'}")
             with pytest.raises(BudgetExhausted) if calls else nullcontext():
                 run(*self.OPTIONS, *more, f"output_root={tmp_path}")
         folder = only_run_folder(tmp_path)
         # Stopped in episode 0, which began with none, and in episode 1, which began with two wanted.
-        assert self.films(folder) == [1, 2]
+        assert self.videos(folder) == [1, 2]
         lines = {int(path.parent.name): len(read_lines(path)) for path in folder.rglob("replies.jsonl")}
         assert lines == {1: 3, 2: 3}
         assert len(iio.imread(folder / "episodes" / "1" / "episode.mp4")) == 4
@@ -170,4 +170,4 @@ class TestFilmsAndRecords:
             run(*self.OPTIONS, "play.videos=2", "llm.budget.calls=2", f"output_root={tmp_path}")
         run(*self.OPTIONS, f"output_root={tmp_path}")
         folder = only_run_folder(tmp_path)
-        assert not self.films(folder) and not list(folder.glob("episodes/*/frames"))
+        assert not self.videos(folder) and not list(folder.glob("episodes/*/frames"))

@@ -7,13 +7,13 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.agents.llm_player.agent import LLMPlayer
-from llmrl.agents.llm_player.examples import RULE, of_rule, of_run
+from llmrl.agents.llm_player.episode_examples import RULE, of_rule, of_run
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.experiment.run_references import resolved
+from llmrl.llms.call_log import read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import read_calls
 from llmrl.run.files import read_lines
 from road_game import Model, Table, reply
 
@@ -37,7 +37,7 @@ def recorded(tmp_path_factory):
 def cartpole(**options):
     env = GymnasiumEnv(Seeds(0), "CartPole-v1", n_envs=2, horizon=6, text="cartpole", success="return", success_at=6.0)
     model = ChatClient(Model(lambda messages: reply("left")))
-    return LLMPlayer(env.spec, model, None, maker=env.maker, one_game=env.one_game, **options)
+    return LLMPlayer(env.spec, model, None, env_factory=env.env_factory, one_game=env.one_game, **options)
 
 
 def lines(agent):
@@ -72,7 +72,7 @@ class TestOfARule:
             of_rule(None, None, Seeds(0), 1)
         env = GymnasiumEnv(Seeds(0), "Pendulum-v1", n_envs=1, text="auto")
         with pytest.raises(ConfigError, match="agent=heuristic knows no rule for env=Pendulum-v1"):
-            of_rule(env.one_game, env.maker, Seeds(0), 1)
+            of_rule(env.one_game, env.env_factory, Seeds(0), 1)
 
 
 class TestOfARun:

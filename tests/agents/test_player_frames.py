@@ -11,7 +11,7 @@ from PIL import Image
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 WAY = {(0, 0): "down", (1, 0): "down", (2, 0): "right", (2, 1): "down", (3, 1): "right", (3, 2): "right"}

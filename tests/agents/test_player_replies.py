@@ -4,7 +4,7 @@ import pytest
 
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply
-from llmrl.core.spaces import ActionNumbers
+from llmrl.core.spaces import ContinuousActions
 from road_game import Model, Table, reply
 
 
@@ -64,7 +64,7 @@ class TestBadReplies:
         assert metrics["llm/invalid_replies"] == len(table.model.requests) == 20
 
     def test_numbers(self):
-        numbers = ActionNumbers(("a",), (-1.0,), (1.0,))
+        numbers = ContinuousActions(("a",), (-1.0,), (1.0,))
         answers = iter([reply({"speed": 0.456}), reply(7), reply(0.25), reply(9), reply(9)])
         table = Table(Model(lambda messages: next(answers)), numbers=numbers, decimals=1).start()
         assert table.step().action.tolist() == [[[pytest.approx(0.5)]]]

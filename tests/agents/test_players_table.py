@@ -8,8 +8,8 @@ import pytest
 
 from experiments import only_run_folder, run
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.played import players_table
-from llmrl.analysis.report import Settings
+from llmrl.analysis.final_episodes import players_table
+from llmrl.analysis.report_settings import ReportSettings
 from llmrl.cli.sweep_report import main
 
 SEEDS = (0, 1)
@@ -32,7 +32,7 @@ def sweep(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def players(sweep):
-    return summarize(sweep, Settings(resamples=100)).players
+    return summarize(sweep, ReportSettings(resamples=100)).players
 
 
 def of(players, task, name):
@@ -116,6 +116,6 @@ def test_an_only_group_is_named(tmp_path, typed, name):
         status = json.loads((folder / "status.json").read_text())
         kept = [each for each in status["overrides"] if not each.startswith("agent=")]
         (folder / "status.json").write_text(json.dumps(status | {"overrides": kept}))
-    [player] = summarize(tmp_path, Settings(resamples=10)).players
+    [player] = summarize(tmp_path, ReportSettings(resamples=10)).players
     assert player.group.label == "all runs"
     assert players_table([player]).rows[0][1] == players_table([player]).data[1][1] == name

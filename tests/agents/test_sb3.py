@@ -18,7 +18,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.rollout.batched_evaluator import evaluation_seeds
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from policies import ARM, LAKE, POLE
 
 skip_without("stable_baselines3")

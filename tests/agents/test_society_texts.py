@@ -9,9 +9,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Incentives
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.describe import SubstrateSettings
-from llmrl.envs.melting_pot.rules import SUBSTRATES
-from llmrl.envs.melting_pot.seen import Codes, told
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.melting_pot.grid_text import SpriteCodes, told
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
 pytestmark = pytest.mark.meltingpot
@@ -136,7 +136,7 @@ def test_of_the_game_before_it_begins():
 
 
 def test_what_lies_on_top():
-    codes = Codes(["", "Sand.N", "Apple.N", "Avatar2.E", "water_1.N", "ShadowN.N", "BeamZap.N"])
+    codes = SpriteCodes(["", "Sand.N", "Apple.N", "Avatar2.E", "water_1.N", "ShadowN.N", "BeamZap.N"])
     layers = np.zeros((11, 11, 3), dtype=np.int32)
     layers[:, :, 0] = 1
     layers[0, 0] = (1, 2, 5)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.spaces import GameText
+from llmrl.core.spaces import EnvDescription
 from llmrl.core.trust import Trust
-from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import describer, describer_of
-from llmrl.envs.texts.own import draft, draft_actions
+from llmrl.envs.texts.describers import draft, draft_actions
+from llmrl.envs.texts.observation_format import observation_formatter
 from llmrl.envs.texts.schema import parse_text, read_text
-from llmrl.envs.texts.telling import teller
 
 TEXT = {
     "goal": "Win.",
@@ -49,7 +49,7 @@ SPACES = [
 class TestAnySpace:
     @pytest.mark.parametrize("space", SPACES, ids=str)
     def test_a_draft_tells_it(self, space):
-        tell = teller(space, draft(space), 3, "here")
+        tell = observation_formatter(space, draft(space), 3, "here")
         space.seed(0)
         for _ in range(10):
             told = tell(space.sample())
@@ -59,7 +59,7 @@ class TestAnySpace:
     @settings(max_examples=50)
     def test_any_number_becomes_json(self, numbers):
         text = parse_text(TEXT, "t")
-        told = teller(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))
+        told = observation_formatter(box(2), text.observation, 3, "here")(np.array(numbers, dtype=np.float32))
         assert list(json.loads(json.dumps(told, allow_nan=False))) == ["x", "y"]
 
     def test_nested_names(self):
@@ -69,7 +69,9 @@ class TestAnySpace:
             "legs": {"description": "contact", "size": 2},
         }
         text = parse_text({**TEXT, "observation": content}, "t")
-        told = teller(space, text.observation, 2, "here")({"lander": np.array([0.123, 1]), "legs": np.array([1, 0])})
+        told = observation_formatter(space, text.observation, 2, "here")(
+            {"lander": np.array([0.123, 1]), "legs": np.array([1, 0])}
+        )
         assert told == {"lander": {"x": 0.12, "y": 1.0}, "legs": [1, 0]}
 
     @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ class TestFaults:
     )
     def test_of_fields_for_another_space(self, space, message):
         with pytest.raises(ConfigError) as error:
-            teller(space, parse_text(TEXT, "t").observation, 3, "t: observation")
+            observation_formatter(space, parse_text(TEXT, "t").observation, 3, "t: observation")
         assert message in str(error.value)
 
     @pytest.mark.parametrize(
@@ -155,13 +157,15 @@ class TestFaults:
     def test_of_a_single_field(self, space, field, message):
         text = parse_text({**TEXT, "observation": {"x": {"description": "a place", **field}}}, "t")
         with pytest.raises(ConfigError) as error:
-            teller(space, text.observation, 3, "t: observation")
+            observation_formatter(space, text.observation, 3, "t: observation")
         assert message in str(error.value)
 
     @pytest.mark.parametrize("space", [FLAG, spaces.Dict({"x": FLAG})], ids=str)
     def test_values_of_a_single_number_are_told(self, space):
         field = {"description": "whether it is raised", "values": ["no", "yes"]}
-        tell = teller(space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here")
+        tell = observation_formatter(
+            space, parse_text({**TEXT, "observation": {"x": field}}, "t").observation, 3, "here"
+        )
         seen = np.ones(1)
         assert tell({"x": seen} if isinstance(space, spaces.Dict) else seen) == {"x": "yes"}
         with pytest.raises(ConfigError, match=r"x has values.*it is 0\.75"):
@@ -182,13 +186,13 @@ class TestFaults:
     def test_of_a_choice(self, text, message):
         with pytest.raises(ConfigError, match=message):
             game = "MountainCar-v0" if text in ("blackjack", "cartpole") else "Taxi-v4"
-            describer(text, GameMaker(game, trust=Trust((__name__,))))
+            describer(text, EnvFactory(game, trust=Trust((__name__,))))
 
     def test_of_actions_that_are_not_the_games(self, tmp_path):
         file = tmp_path / "car.yaml"
         file.write_text(yaml.safe_dump(TEXT))
         with pytest.raises(ConfigError, match="describes 2 actions, and there are 3 choices"):
-            describer(str(file), GameMaker("MountainCar-v0"))
+            describer(str(file), EnvFactory("MountainCar-v0"))
 
     def test_of_a_file(self, tmp_path):
         broken = tmp_path / "broken.yaml"
@@ -197,7 +201,7 @@ class TestFaults:
             read_text(broken)
         broken.write_text("goal: x\ndecoder: crystal_ball\nobservation: {x: y}\nactions: {a: b}")
         with pytest.raises(ConfigError, match="decoder=crystal_ball: there are frozen_lake, cliff_walking, grid_view"):
-            describer(str(broken), GameMaker("Taxi-v4"))
+            describer(str(broken), EnvFactory("Taxi-v4"))
 
 
 class Speaking(gymnasium.Wrapper):
@@ -221,7 +225,7 @@ class Words:
     """A describer of one's own."""
 
     def __init__(self, env):
-        self.game = GameText("Win.", (("cards", "all of them"),), (("0", "stop"), ("1", "go on")))
+        self.game = EnvDescription("Win.", (("cards", "all of them"),), (("0", "stop"), ("1", "go on")))
 
     def describe(self, observation, info):
         return f"cards: {observation}"
@@ -241,5 +245,5 @@ class TestOwnWords:
     def test_of_a_file(self, tmp_path):
         file = tmp_path / "car.yaml"
         file.write_text(yaml.safe_dump({**TEXT, "actions": {"left": "l", "nothing": "n", "right": "r"}}))
-        words = describer(str(file), GameMaker("MountainCar-v0"))
+        words = describer(str(file), EnvFactory("MountainCar-v0"))
         assert json.loads(words.describe(np.array([0.5, -0.25]), {})) == {"x": 0.5, "y": -0.25}

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.envs.babyai.sentences import sentences
-from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import describer
-from llmrl.envs.texts.find import FILES, shipped
+from llmrl.envs.texts.registry import FILES, shipped
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {
@@ -32,7 +32,7 @@ class TestShipped:
 
         if GAMES[name].startswith(MUJOCO):
             pytest.importorskip("mujoco")
-        words = describer(name, GameMaker(GAMES[name]))
+        words = describer(name, EnvFactory(GAMES[name]))
         env = gymnasium.make(GAMES[name], disable_env_checker=True)
         env.action_space.seed(0)
         names = [field for field, _ in words.game.observation if "." not in field]
@@ -57,7 +57,7 @@ class TestShipped:
 class TestWhatIsTold:
     def test_taxi_is_decoded(self):
         """Against Gymnasium's own decoding, in all 500 states."""
-        words = describer("taxi", GameMaker("Taxi-v4"))
+        words = describer("taxi", EnvFactory("Taxi-v4"))
         game = gymnasium.make("Taxi-v4").unwrapped
         stands = ["Red", "Green", "Yellow", "Blue"]
         for state in range(500):
@@ -67,14 +67,14 @@ class TestWhatIsTold:
             assert list(told.values()) == [row, column, where, stands[destination]]
 
     def test_blackjack(self):
-        words = describer("blackjack", GameMaker("Blackjack-v1"))
+        words = describer("blackjack", EnvFactory("Blackjack-v1"))
         assert json.loads(words.describe((15, 1, 0), {})) == {"player_sum": 15, "dealer_card": 1, "usable_ace": "no"}
         assert "1 is an ace" in dict(words.game.observation)["dealer_card"]
 
     @pytest.mark.parametrize("name", ["taxi", "taxi_number"])
     def test_what_the_taxi_pays_for(self, name):
         """A pickup and a dropoff, in every state, against Gymnasium's own table."""
-        goal = describer(name, GameMaker("Taxi-v4")).game.goal
+        goal = describer(name, EnvFactory("Taxi-v4")).game.goal
         assert "Each step costs 1. Delivering the passenger gives 20 instead." in goal
         assert "A pickup where the passenger does not wait costs 10 instead" in goal
         assert "so does a dropoff without the passenger or away from the stands" in goal
@@ -94,7 +94,7 @@ class TestWhatIsTold:
                 assert (reward, over) == ((20, True) if here == destination else (-1, False))
 
     def test_a_lander_is_told_part_by_part(self):
-        words = describer("lunar_lander", GameMaker("LunarLander-v3"))
+        words = describer("lunar_lander", EnvFactory("LunarLander-v3"))
         seen = np.array([0.1, 1.23456, -0.5, -0.25, 0, -0.0001, 1, 0], dtype=np.float32)
         told = json.loads(words.describe(seen, {}))
         assert told == {
@@ -104,7 +104,7 @@ class TestWhatIsTold:
 
     @pytest.mark.parametrize("kwargs", [{}, {"map_name": "8x8"}, {"desc": ["SFH", "FFG"], "is_slippery": False}])
     def test_the_lake_that_is_played(self, kwargs):
-        words = describer("frozen_lake", GameMaker("FrozenLake-v1", kwargs))
+        words = describer("frozen_lake", EnvFactory("FrozenLake-v1", kwargs))
         lake = gymnasium.make("FrozenLake-v1", **kwargs).unwrapped.desc.astype(str)
         assert "\n".join("".join(row) for row in lake) in words.game.goal
         assert ("not slippery" in words.game.goal) == (kwargs.get("is_slippery") is False)
@@ -118,20 +118,20 @@ class TestWhatIsTold:
             assert told["neighbours"]["right"] == right
 
     def test_slipping_as_often_as_asked_for(self):
-        words = describer("frozen_lake", GameMaker("FrozenLake-v1", {"success_rate": 0.8}))
+        words = describer("frozen_lake", EnvFactory("FrozenLake-v1", {"success_rate": 0.8}))
         assert "probability 0.8" in words.game.goal
         for slippery, said in ((True, "The ground is slippery.*probability 0.33"), (False, "ground is not slippery")):
-            words = describer("cliff_walking", GameMaker("CliffWalking-v1", {"is_slippery": slippery}))
+            words = describer("cliff_walking", EnvFactory("CliffWalking-v1", {"is_slippery": slippery}))
             assert re.search(said, words.game.goal)
 
     @pytest.mark.parametrize(
         ("text", "game", "states"),
         [
-            ("frozen_lake", GameMaker("FrozenLake-v1", {"map_name": "8x8"}), 64),
-            ("cliff_walking", GameMaker("CliffWalking-v1"), 48),
-            ("own", GameMaker("llmrl/Maze-v0"), 9),
-            ("own", GameMaker("llmrl/Nim-v0"), 11),
-            ("taxi", GameMaker("Taxi-v4"), 500),
+            ("frozen_lake", EnvFactory("FrozenLake-v1", {"map_name": "8x8"}), 64),
+            ("cliff_walking", EnvFactory("CliffWalking-v1"), 48),
+            ("own", EnvFactory("llmrl/Maze-v0"), 9),
+            ("own", EnvFactory("llmrl/Nim-v0"), 11),
+            ("taxi", EnvFactory("Taxi-v4"), 500),
         ],
     )
     def test_which_state_is_which(self, text, game, states):
@@ -194,4 +194,4 @@ class TestGridView:
 
     def test_of_another_game(self):
         with pytest.raises(ConfigError, match="the decoder grid_view is for MiniGrid and BabyAI"):
-            describer("minigrid", GameMaker("Taxi-v4"))
+            describer("minigrid", EnvFactory("Taxi-v4"))

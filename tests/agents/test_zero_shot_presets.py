@@ -12,7 +12,7 @@ from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.config.treatments import studies
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from llmrl.loops.play import PlayLoop
 
 ROOT = Path(__file__).parents[2]
@@ -85,15 +85,17 @@ def test_the_pages_program_runs(capsys):
 
 
 def test_the_pages_text_fits_its_game(tmp_path):
-    from llmrl.envs.gym.games import GameMaker
-    from llmrl.envs.gym.success import Criterion
+    from llmrl.envs.gym.env_factory import EnvFactory
+    from llmrl.envs.gym.success import SuccessCriterion
     from llmrl.envs.texts import describer
 
     [text] = blocks("yaml")
     (tmp_path / "pendulum.yaml").write_text(text)
-    words = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1"), Criterion("return", -300.0))
+    words = describer(str(tmp_path / "pendulum.yaml"), EnvFactory("Pendulum-v1"), SuccessCriterion("return", -300.0))
     assert words.game.goal.endswith("An episode is a success if it costs less than 300.")
-    weaker = describer(str(tmp_path / "pendulum.yaml"), GameMaker("Pendulum-v1", {"g": 5}), Criterion("return", -500.0))
+    weaker = describer(
+        str(tmp_path / "pendulum.yaml"), EnvFactory("Pendulum-v1", {"g": 5}), SuccessCriterion("return", -500.0)
+    )
     assert "upright. Gravity is 5, not 10. Each" in weaker.game.goal and weaker.game.goal.endswith(
         "rewards is -500 or more."
     )

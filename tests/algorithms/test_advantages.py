@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.algorithms.advantages import generalized_advantages
+from llmrl.algorithms.advantages import generalized_advantages, normalized
 
 
 def reference(reward, value, next_value, done, gamma, lam):
@@ -50,3 +50,16 @@ def test_leading_axes_are_independent():
     whole = generalized_advantages(reward, value, next_value, done, 0.99, 0.9)
     one = generalized_advantages(reward[:, 2, 1], value[:, 2, 1], next_value[:, 2, 1], done[:, 2, 1], 0.99, 0.9)
     torch.testing.assert_close(whole[:, 2, 1], one)
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 3), st.integers(2, 12), st.floats(1e-8, 1.0), st.integers(0, 2**31))
+def test_rows_are_normalized_one_by_one(rows, n, eps, seed):
+    """Each by its own mean and its own sample standard deviation, to which `eps` is added."""
+    x = 3 + 5 * np.random.default_rng(seed).normal(size=(rows, n))
+    expected = (x - x.mean(1, keepdims=True)) / (x.std(1, ddof=1, keepdims=True) + eps)
+    np.testing.assert_allclose(normalized(torch.from_numpy(x), eps), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_single_advantage_stays_as_it_is():
+    assert normalized(torch.tensor([[2.5], [-1.0]]), 1e-8).tolist() == [[2.5], [-1.0]]

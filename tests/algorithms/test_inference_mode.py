@@ -8,7 +8,7 @@ import torch
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from ppo_settings import PLAIN
 

@@ -13,18 +13,18 @@ from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.algorithms.meta_gradient import MetaGradient, direct_derivative, step_credits
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError
-from llmrl.core.objectives import OBJECTIVES, SUM
 from llmrl.core.protocols import DifferentiableAgent, MetaLearner
 from llmrl.core.records import MetaSettings, Outcome
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel
+from llmrl.core.welfare_measures import OBJECTIVES, SUM
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.welfare import episode_welfare
+from llmrl.rollout.episode_summaries import episode_welfare
 from ppo_settings import PLAIN
 from societies import spec, toy
 from some import some
@@ -72,7 +72,7 @@ def society(env, frozen=False, share=True, teacher=None, critic="own", **changes
 
 def doubled(rollout):
     """A copy in float64, so that differences can be taken."""
-    names = ("log_prob", "value", "next_value", "reward", "base_reward", "exposure")
+    names = ("log_prob", "value", "next_value", "reward", "base_reward", "reward_jacobian")
     kept = rollout.copy()
     wide = {name: getattr(kept, name).double() for name in names}
     wide["observation"] = {n: x.double() if x.is_floating_point() else x for n, x in kept.observation.items()}
@@ -89,7 +89,7 @@ def under(rollout, network, tau):
         features = features.clone()
         features[..., network.mechanism_columns] += shift
     return dataclasses.replace(
-        rollout, reward=rollout.reward + rollout.exposure @ shift, observation=observation, features=features
+        rollout, reward=rollout.reward + rollout.reward_jacobian @ shift, observation=observation, features=features
     )
 
 
@@ -145,7 +145,7 @@ def test_gradient_is_the_finite_difference(case):
     adapted = []
     for i in range(rounds + 2):
         collector.reset(i)
-        adapted.append(doubled(collector.collect(4, Seeds(i).torch("actions"), keep_exposure=True)))
+        adapted.append(doubled(collector.collect(4, Seeds(i).torch("actions"), keep_reward_jacobian=True)))
         if i < rounds:
             meta.update(adapted[i], Seeds(i).torch("minibatches"))
     adapted, validation = adapted[:rounds], adapted[rounds:]
@@ -226,7 +226,7 @@ def test_updates_are_the_ordinary_ones(changes):
     collector = Collector(env, first.policy, "cpu")
     for i in range(4):
         collector.reset(i)
-        rollout = doubled(collector.collect(4, Seeds(i).torch("actions"), keep_exposure=True))
+        rollout = doubled(collector.collect(4, Seeds(i).torch("actions"), keep_reward_jacobian=True))
         learner = first if i in (0, 3) else MetaGradient(first, TAU, MetaSettings())
         metrics = [each.update(rollout, Seeds(i).torch("minibatches")) for each in (learner, second)]
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-9, abs=1e-12)
@@ -246,7 +246,7 @@ def test_the_graph_is_gone_after_the_gradient():
     ppo = society(env)
     collector = Collector(env, ppo.policy, "cpu")
     collector.reset(0)
-    rollout = doubled(collector.collect(4, Seeds(0).torch("actions"), keep_exposure=True))
+    rollout = doubled(collector.collect(4, Seeds(0).torch("actions"), keep_reward_jacobian=True))
     meta = MetaGradient(ppo, TAU, MetaSettings())
     meta.update(rollout, Seeds(0).torch("minibatches"))
     watched = [weakref.ref(x) for x in meta._updaters[0].weights.values()]
@@ -274,7 +274,7 @@ def one_step(policy, joint_actions):
     n = len(joint_actions)
     first, second = action[0].T.numpy()
     base = torch.tensor(PAYOFF[first, second])[None]
-    exposure = torch.nn.functional.one_hot(action, 2).double()
+    reward_jacobian = torch.nn.functional.one_hot(action, 2).double()
     vector = torch.ones(1, n, 2, 2, dtype=torch.float64)
     identity = torch.eye(2, dtype=torch.float64).expand(1, n, 2, 2)
     with torch.no_grad():
@@ -285,13 +285,13 @@ def one_step(policy, joint_actions):
     logits = torch.cat([x.view(1, n, -1, 2) for x, _ in outs], dim=2)
     value = torch.cat([x.view(1, n, -1) for _, x in outs], dim=2)
     log_prob, _ = categorical.log_prob_entropy(logits, action)
-    reward = base + exposure @ torch.tensor(KNOBS)
+    reward = base + reward_jacobian @ torch.tensor(KNOBS)
     ended = torch.ones(1, n, dtype=torch.bool)
     zeros = np.zeros(2)
     episodes = [Episode(reward[0, i].numpy(), base[0, i].numpy(), 1, {}, zeros, zeros, i) for i in range(n)]
     return Rollout(
         {"vector": vector}, None, action, log_prob, value, reward, base, ended & False, ended, ended,
-        torch.zeros(1, n, 2, dtype=torch.float64), {}, episodes, exposure,
+        torch.zeros(1, n, 2, dtype=torch.float64), {}, episodes, reward_jacobian,
     )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def test_estimator_is_unbiased(objective, games):
 
     def value(rollout, knobs):
         """The objective of each game if the values were `knobs`."""
-        spent = (rollout.exposure[0].numpy() @ knobs).sum(1)
+        spent = (rollout.reward_jacobian[0].numpy() @ knobs).sum(1)
         return episode_welfare(rollout.episodes, OBJECTIVES[objective]) - cost * spent
 
     restart()
@@ -328,7 +328,9 @@ def test_estimator_is_unbiased(objective, games):
         for pair, chance in zip(PAIRS, first, strict=True):
             restart()
             rollout = one_step(ppo.policy, [pair])
-            moved = dataclasses.replace(rollout, reward=rollout.reward + rollout.exposure @ torch.tensor(knobs - KNOBS))
+            moved = dataclasses.replace(
+                rollout, reward=rollout.reward + rollout.reward_jacobian @ torch.tensor(knobs - KNOBS)
+            )
             advantage, _ = ppo.estimate(moved)
             _, target = ppo.estimate(rollout)
             ppo.fit(rollout, advantage, target, Seeds(0).torch("m"), ppo.updaters)
@@ -356,7 +358,13 @@ def test_estimator_is_unbiased(objective, games):
 
 def test_agents_give_meta_learners():
     options = {
-        **{"governed": True, "share_parameters": True, "reads": None, "features": 4, "core": "auto"},
+        **{
+            "has_principal": True,
+            "share_parameters": True,
+            "observation_channels": None,
+            "features": 4,
+            "core": "auto",
+        },
         **{"encoding": "onehot", "core_hidden": [4], "head_hidden": [], "memory": None, "memory_layers": 1},
         **{"critic": "own", "init_from": None, "init_parts": "all", "keep_optimizer": False, "ppo": PPO_SETTINGS},
     }

@@ -161,7 +161,7 @@ def stretches(rollout, size, epochs):
     """The same for a network that remembers, with where its stretches begin."""
     games, generator = rollout.reward.shape[1], minibatches()
     index = {"action": torch.arange(rollout.reward.numel())}
-    sequences = SequenceMinibatches(index, size, rollout.first, rollout.state.reshape(games, -1))
+    sequences = SequenceMinibatches(index, size, rollout.episode_start, rollout.state.reshape(games, -1))
     return [batch for _ in range(epochs) for batch in sequences.epoch(generator)]
 
 
@@ -294,7 +294,7 @@ class TestGrounding:
         assert rollout.truncated.any() and rollout.reward.numel() == 128
 
         def loss(_):
-            from llmrl.networks.words import padded
+            from llmrl.networks.vocabulary import padded
 
             batch = learner.replay.sample(64, minibatches())
             actions = padded(agent.policy.actions)
@@ -421,7 +421,7 @@ class TestMechanismDesign:
         for phase in ("adapt", "validate"):
             env.set_mechanism(np.tile(tau, (1, 1)))
             collector.reset(11)
-            rollouts.append(collector.collect(5, Seeds(4).torch(phase), keep_exposure=True).copy())
+            rollouts.append(collector.collect(5, Seeds(4).torch(phase), keep_reward_jacobian=True).copy())
             if phase == "adapt":
                 learner.update(rollouts[0], minibatches())
         adapt, validate = rollouts
@@ -434,7 +434,7 @@ class TestMechanismDesign:
 
         values = torch.tensor(tau, dtype=torch.float32, requires_grad=True)
         zero = values - values.detach()
-        reward = adapt.reward + adapt.exposure.float() @ zero
+        reward = adapt.reward + adapt.reward_jacobian.float() @ zero
         adapt = dataclasses.replace(adapt, reward=reward)
         advantage = gae_that_ends_at_horizons(adapt, gamma, 0.98)
         target = (advantage.detach() + adapt.value).flatten()

@@ -16,7 +16,7 @@ from experiments import compose, only_run_folder, run
 from llmrl.algorithms.advantages import RewardScale
 from llmrl.algorithms.ppo import PPO
 from llmrl.experiment.parts import build_parts
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.lists(st.integers(1, 5), min_size=1, max_size=4))

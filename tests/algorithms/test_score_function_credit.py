@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from llmrl.algorithms.meta_gradient import direct_derivative, step_credits
-from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import MetaSettings, Outcome
 from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.welfare_measures import OBJECTIVES
 
 NO_GAINS = np.zeros(1)
 
 
-def rollout(base, ended=None, reward=None, exposure=None):
+def rollout(base, ended=None, reward=None, reward_jacobian=None):
     """One agent; `base` [T, n_envs]."""
     base = torch.as_tensor(base, dtype=torch.float32)
     if ended is None:
@@ -27,7 +27,7 @@ def rollout(base, ended=None, reward=None, exposure=None):
     empty = torch.zeros((*base.shape, 1))
     return Rollout(
         {}, None, empty.long(), empty, empty, reward[..., None], base[..., None], ended, ended & False, ended & False,
-        empty, {}, episodes, exposure,
+        empty, {}, episodes, reward_jacobian,
     )  # fmt: skip
 
 
@@ -92,8 +92,8 @@ def test_discount_and_published_baseline():
 
 def test_spending_counts_for_actions_and_for_itself():
     base, reward = [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [3.0, 0.0]]
-    exposure = torch.ones(2, 2, 1, 1)
-    played = rollout(base, reward=reward, exposure=exposure)
+    reward_jacobian = torch.ones(2, 2, 1, 1)
+    played = rollout(base, reward=reward, reward_jacobian=reward_jacobian)
     [credit] = step_credits([played], OBJECTIVES["sum"], 0.5, told([-2.0, -1.0]), MetaSettings(baseline="past"))
     assert (credit * 2).tolist() == [[-2.0, -1.0], [-1.5, 0.0]]
     assert direct_derivative([played, played], 0.5).tolist() == [-1.0]

@@ -17,16 +17,16 @@ import pytest
 from experiments import run as run_experiment
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.bootstrap import bootstrap_interval, probability_of_improvement
-from llmrl.analysis.report import Settings
+from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.runs import find_runs
 from llmrl.analysis.scores import ScoreRule
 from llmrl.analysis.statistics import interquartile_mean
 from llmrl.cli.sweep_report import main, parser
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.owner import this_machine
+from llmrl.run.ownership import this_machine
 from llmrl.run.queued import Queued
 from llmrl.run.run import Run
-from llmrl.run.status import Progress
+from llmrl.run.status import RunProgress
 from run_folders import write_run
 
 
@@ -48,7 +48,7 @@ def written(sweep: Path) -> Path:
 @pytest.mark.slow
 def test_numbers_of_a_game(written: Path) -> None:
     rows = by_group(written, "cleanup_scores")
-    assert list(rows) == ["llm=scripted, principal=llm", "principal=fixed", "principal=random", "principal=ucb"]
+    assert list(rows) == ["principal=fixed", "principal=llm, llm=scripted", "principal=random", "principal=ucb"]
     ucb = {
         key: float(value)
         for key, value in rows["principal=ucb"].items()
@@ -64,7 +64,7 @@ def test_numbers_of_a_game(written: Path) -> None:
     assert rows["principal=fixed"]["mean"] == "2.0"
     assert rows["principal=fixed"]["mean_low"] == ""
     assert rows["principal=fixed"]["remark"] == "one seed: no interval"
-    assert rows["llm=scripted, principal=llm"]["remark"] == "2 seeds: interval too narrow"
+    assert rows["principal=llm, llm=scripted"]["remark"] == "2 seeds: interval too narrow"
     assert rows["principal=random"]["remark"] == "no finished run"
     assert rows["principal=random"]["mean"] == ""
 
@@ -72,7 +72,7 @@ def test_numbers_of_a_game(written: Path) -> None:
 def test_groups_against_each_other(written: Path) -> None:
     rows = {(row["group"], row["over"]): row for row in table(written, "cleanup_improvement")}
     assert len(rows) == 3 * 2
-    row = rows["llm=scripted, principal=llm", "principal=ucb"]
+    row = rows["principal=llm, llm=scripted", "principal=ucb"]
     expected = probability_of_improvement([np.array([10.0, 12])], [np.arange(10.0, 16)])
     assert float(row["probability"]) == pytest.approx(expected) == pytest.approx(3 / 12)
     assert 0 <= float(row["low"]) <= expected <= float(row["high"])
@@ -103,7 +103,7 @@ def test_what_is_not_counted_is_said(written: Path) -> None:
     rows = [row for row in table(written, "not_in_the_numbers") if row["task"] == "cleanup"]
     failed = [(row["group"], row["seed"], row["reason"]) for row in rows if row["state"] == "failed"]
     assert failed == [
-        ("llm=scripted, principal=llm", "2", "ValueError: the reply <b> is 100% {wrong} & a_b"),
+        ("principal=llm, llm=scripted", "2", "ValueError: the reply <b> is 100% {wrong} & a_b"),
         ("principal=random", "1", "RuntimeError: no luck"),
     ]
     missing = [(row["group"], int(row["seed"])) for row in rows if row["state"] == "missing"]
@@ -119,9 +119,9 @@ def test_what_is_not_counted_is_said(written: Path) -> None:
 def test_stand_ins_are_marked_and_unknown_costs_stay_unknown(written: Path) -> None:
     for name in ("report.html", "summary.md"):
         text = (written / name).read_text()
-        assert "llm=scripted, principal=llm †" in text
+        assert "principal=llm, llm=scripted †" in text
         assert "† scripted (not a language model)" in text
-    assert r"principal=llm \dag{}" in (written / "tables" / "cleanup_scores.tex").read_text()
+    assert r"llm=scripted \dag{}" in (written / "tables" / "cleanup_scores.tex").read_text()
     svg = (written / "figures" / "cleanup_profile.svg").read_text()
     assert "† scripted (not a language model)" in svg  # matplotlib writes each text as a comment, too
     calls = {row["task"]: row for row in table(written, "llm_calls")}
@@ -171,7 +171,7 @@ def test_the_terminal_shows_scores_what_is_missing_and_where(sweep: Path, capsys
 
 
 def test_another_metric_and_its_end(sweep: Path) -> None:
-    settings = Settings(ScoreRule("other", 0.5), resamples=10)
+    settings = ReportSettings(ScoreRule("other", 0.5), resamples=10)
     section = summarize(sweep / "harvest", settings).sections[0]
     assert section.numbers[-1].pooled.tolist() == [200 + seed for seed in range(6)]
     assert section.target == pytest.approx(202.5)
@@ -189,14 +189,23 @@ def test_every_state_has_a_reason(tmp_path: Path) -> None:
     (corrupt / "status.json").write_text("{")
     waiting = corrupt.with_name("s5")
     waiting.mkdir()
-    place = ("llmrl.sweeps.backends.slurm.Slurm", 0, "17", this_machine(), os.getpid(), "", "here", str(tmp_path))
+    place = (
+        "llmrl.sweeps.backends.slurm_submission.Slurm",
+        0,
+        "17",
+        this_machine(),
+        os.getpid(),
+        "",
+        "here",
+        str(tmp_path),
+    )
     Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=["principal=ucb"]).write(waiting)
     (corrupt.with_name("s6")).mkdir()
     with Run.open(tmp_path, "game", {"of": ["game", "principal=ucb"]}, ["principal=ucb"], 7) as run:
-        run.status.progress = Progress(4, 10, "steps")
+        run.status.progress = RunProgress(4, 10, "steps")
         run.status.write(run.folder)
-        report = summarize(tmp_path, Settings(resamples=10))
-    reasons = {seed: (left.state, left.reason) for left in report.left for seed in left.seeds}
+        report = summarize(tmp_path, ReportSettings(resamples=10))
+    reasons = {seed: (left.state, left.reason) for left in report.excluded for seed in left.seeds}
     assert {seed: state for seed, (state, _) in reasons.items()} == {
         2: "stopped",
         3: "lost",
@@ -218,12 +227,12 @@ def test_uneven_curves_stay_within_what_all_runs_cover(tmp_path: Path) -> None:
     write_run(tmp_path, "game", [], 0, [1.0, 2, 3], steps=100)
     write_run(tmp_path, "game", [], 1, [1.0, 2, 3, 4], steps=60)
     write_run(tmp_path, "game", [], 2, [float("nan")])
-    section = summarize(tmp_path, Settings(curves=("other",), resamples=10)).sections[0]
+    section = summarize(tmp_path, ReportSettings(curves=("other",), resamples=10)).sections[0]
     [line] = section.curves[0].lines
     assert (line.places[0], line.places[-1], line.runs) == (100, 240, 2)
     assert not section.notes  # the third run is not in the numbers at all
     (tmp_path / "game").joinpath(find_runs(tmp_path)[1], "metrics.jsonl").write_text("")
-    assert summarize(tmp_path, Settings(curves=("other",), resamples=10)).sections[0].notes == (
+    assert summarize(tmp_path, ReportSettings(curves=("other",), resamples=10)).sections[0].notes == (
         "Curve of other, all runs: seed 1 logged none.",
     )
 
@@ -231,10 +240,10 @@ def test_uneven_curves_stay_within_what_all_runs_cover(tmp_path: Path) -> None:
 def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
     for seed, steps in enumerate((100, 60)):
         write_run(tmp_path, "game", [], seed, [1.0, 2, 3], steps=steps)
-    [line] = summarize(tmp_path, Settings(over="proposals", resamples=10)).sections[0].curves[0].lines
+    [line] = summarize(tmp_path, ReportSettings(over="proposals", resamples=10)).sections[0].curves[0].lines
     assert line.places.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
     write_run(tmp_path / "alone", "game", [], 0, [1.0, 2, 3])  # whose seconds need not overlap with another's
-    [curve] = summarize(tmp_path / "alone", Settings(over="seconds", resamples=10)).sections[0].curves
+    [curve] = summarize(tmp_path / "alone", ReportSettings(over="seconds", resamples=10)).sections[0].curves
     assert curve.over == "seconds" and curve.lines[0].places[-1] < 60 and curve.lines[0].band.estimate[-1] == 3
 
 
@@ -305,10 +314,10 @@ def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(tmp_path), "--resamples", "50", "--no-figures"])
     rows = by_group(tmp_path / "report", "escape_room_scores")
     assert {label: row["finished"] for label, row in rows.items()} == {
-        "llm=scripted, principal=llm": "2",
+        "principal=llm, llm=scripted": "2",
         "principal=ucb": "2",
     }
-    assert "llm=scripted, principal=llm †" in capsys.readouterr().out
+    assert "principal=llm, llm=scripted †" in capsys.readouterr().out
     [calls] = table(tmp_path / "report", "llm_calls")
     assert int(calls["calls"]) >= 4
     assert (tmp_path / "report" / "tables" / "escape_room_curve_principal_objective.csv").exists()
@@ -349,14 +358,14 @@ def test_senseless_settings(sweep: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "--target=nan" in fails(capsys, sweep, "--target", "nan")
     assert "--seed=-1" in fails(capsys, sweep, "--seed", "-1")
     with pytest.raises(ConfigError, match="resamples"):
-        summarize(sweep, Settings(resamples=-1))
+        summarize(sweep, ReportSettings(resamples=-1))
 
 
 def test_a_place_that_cannot_be_written(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot write the report" in fails(capsys, sweep, "--no-figures", "--out", tmp_path / "file")
     with pytest.raises(RunFolderError):
-        summarize(tmp_path / "file", Settings())
+        summarize(tmp_path / "file", ReportSettings())
 
 
 def test_without_matplotlib(
@@ -370,7 +379,7 @@ def test_without_matplotlib(
 
 
 def test_reading_runs_needs_neither_torch_nor_matplotlib() -> None:
-    script = "import sys, llmrl.analysis.write, llmrl.cli.sweep_report; print(*sys.modules)"
+    script = "import sys, llmrl.analysis.report_files, llmrl.cli.sweep_report; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert not {"torch", "matplotlib", "scipy", "pandas"} & set(loaded)
 
@@ -383,7 +392,7 @@ def test_the_page_of_the_documentation_names_every_option() -> None:
 
 def test_a_copied_folder_reads_the_same(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep, tmp_path / "copy", ignore=shutil.ignore_patterns("report"))
-    settings = Settings(resamples=10)
+    settings = ReportSettings(resamples=10)
     ours, theirs = (summarize(folder, settings) for folder in (sweep, tmp_path / "copy"))
     assert [n.pooled.tolist() for s in ours.sections for n in s.numbers] == [
         n.pooled.tolist() for s in theirs.sections for n in s.numbers

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from experiments import compose, only_run_folder, run_experiment
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import Settings
+from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report_tables import efficiency
 from llmrl.analysis.runs import read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names, series
-from llmrl.analysis.tables import efficiency
-from llmrl.analysis.training import Frames, Training, common_frames, curve, read_training
+from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, common_frames, curve, read_training
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.metrics import MetricLog
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
-from llmrl.run.training_episodes import FILE_NAME, Recorded, TrainingEpisodes, read_training_episodes
+from llmrl.run.training_episodes import FILE_NAME, TrainingEpisodes, TrainingEpisodeTable, read_training_episodes
 
 pytestmark = pytest.mark.slow
 
@@ -36,10 +36,12 @@ SHORT, HORIZON = 4, 20
 PLACES = ("game", "start", "length")
 
 
-def record(rows: list[Row], games: int, horizon: int | None, begun: Sequence[int] = (0,)) -> Recorded:
+def record(rows: list[Row], games: int, horizon: int | None, begun: Sequence[int] = (0,)) -> TrainingEpisodeTable:
     table = np.array(rows, dtype=np.float64).reshape(-1, 4)
     places = {name: table[:, i].astype(np.int64) for i, name in enumerate(PLACES)}
-    return Recorded(games, horizon, np.array(begun), places, {"success": table[:, 3], "length": table[:, 2]})
+    return TrainingEpisodeTable(
+        games, horizon, np.array(begun), places, {"success": table[:, 3], "length": table[:, 2]}
+    )
 
 
 def lottery(probability: float, games: int, steps: int, stretch: int, seed: int) -> list[Row]:
@@ -71,7 +73,7 @@ def test_bins_are_unbiased_where_windows_of_ended_episodes_begin_at_one(stretch:
     found, windows = [], []
     for seed in range(runs):
         rows = lottery(probability, 1, steps, stretch, seed)
-        found.append(Training(record(rows, 1, HORIZON, range(0, steps, stretch)), steps).means("success", edges))
+        found.append(TrainingCurves(record(rows, 1, HORIZON, range(0, steps, stretch)), steps).means("success", edges))
         windows.append(ended_in(rows, 0, HORIZON - 1))
     means = np.array(found)
     told = ~np.isnan(means)
@@ -85,7 +87,7 @@ def test_bins_are_unbiased_where_windows_of_ended_episodes_begin_at_one(stretch:
 def test_side_by_side_games_are_bins_of_frames() -> None:
     """Of many games in one run; the mean over frames is that of the told bins."""
     steps, games = 120, 400
-    training = Training(record(lottery(0.25, games, steps, steps, 0), games, HORIZON), steps)
+    training = TrainingCurves(record(lottery(0.25, games, steps, steps, 0), games, HORIZON), steps)
     middles, means = curve(training, "success", 10 * games)
     assert middles.tolist() == [games * (10 * i + 5) for i in range(8)]
     assert training.frames == games * steps and training.told == games * (steps - 2 * HORIZON + 2)
@@ -103,7 +105,7 @@ def test_bins_are_means_over_frames_one_by_one(games: int, inner: list[int], see
     """Against each frame looked at by itself."""
     steps = 100
     rows = lottery(0.5, games, steps, stretch, seed)
-    training = Training(record(rows, games, HORIZON, range(0, steps, stretch)), steps)
+    training = TrainingCurves(record(rows, games, HORIZON, range(0, steps, stretch)), steps)
     edges = np.array(sorted({0, games * steps, *(min(x, games * steps) for x in inner)}))
     frames = np.full((steps, games), np.nan)
     for t in range(steps):
@@ -123,31 +125,31 @@ def test_bins_are_means_over_frames_one_by_one(games: int, inner: list[int], see
 
 def test_without_a_horizon_the_longest_episode_takes_its_place() -> None:
     rows = [(0, 0, 2, 1.0), (0, 2, 5, 3.0), (0, 7, 4, 5.0), (0, 11, 1, 7.0)]
-    training = Training(record(rows, 1, None), 15)
+    training = TrainingCurves(record(rows, 1, None), 15)
     assert training.told == 15 - 2 * 5 + 2
     # Frame 0 is judged by the first episode, frames 1 and 2 by the second, 3 to 7 by the third.
     assert training.means("success", np.array([0, 1, 3, 7, 15])).tolist()[:3] == [1.0, 3.0, 5.0]
     assert np.isnan(training.means("success", np.array([7, 15]))[0])
-    nothing = Training(record([], 1, None), 15)
+    nothing = TrainingCurves(record([], 1, None), 15)
     assert nothing.told == 0 and np.isnan(nothing.means("success", np.array([0, 10]))[0])
 
 
 def test_stretches_too_short_for_failures_tell_nothing() -> None:
     """Games are begun anew every 15 steps: only successes ever end, and they must not fill the bins."""
     rows = [(0, 0, SHORT, 1.0), (0, 90, SHORT, 1.0)]
-    training = Training(record(rows, 1, HORIZON, range(0, 105, 15)), 105)
+    training = TrainingCurves(record(rows, 1, HORIZON, range(0, 105, 15)), 105)
     assert training.told == 0 and np.isnan(training.means("success", np.arange(0, 106, 1))).all()
 
 
 def test_a_metric_of_few_episodes_is_the_mean_of_these() -> None:
     rows = [(0, 5 * i, 5, (0.25 if i % 8 == 0 else np.nan)) for i in range(60)]
-    training = Training(record(rows, 1, 5), 300)
+    training = TrainingCurves(record(rows, 1, 5), 300)
     assert training.means("success", np.array([0, 100, 200])).tolist() == [0.25, 0.25]
 
 
 def test_episodes_of_which_a_metric_says_nothing_are_left_out() -> None:
     rows = [(0, 5 * i, 5, (1.0, np.nan, 0.0)[i % 3]) for i in range(12)]
-    training = Training(record(rows, 1, 5), 60)
+    training = TrainingCurves(record(rows, 1, 5), 60)
     # Frames 0; 6 to 10 are judged by successes and failures, 1 to 5 by nothing.
     assert training.means("success", np.array([0, 1, 11])).tolist() == [1.0, 0.0]
     assert np.isnan(training.means("success", np.array([1, 6]))[0])
@@ -174,7 +176,7 @@ def test_a_report_compares_all_agents_over_the_same_frames(tmp_path: Path) -> No
             steps = 4000 // n * (2 if agent == "agent=a" else 1)
             rows = lottery(probability, n, steps, steps, 100 * n + seed)
             write_training(tmp_path, [agent], seed, rows, steps, n)
-    report = summarize(tmp_path, Settings(resamples=200, curves=("train/success",)))
+    report = summarize(tmp_path, ReportSettings(resamples=200, curves=("train/success",)))
     [section] = report.sections
     [drawn] = section.curves
     budget, width = 50 * (80 - 2 * HORIZON + 2), 4000 // 50
@@ -188,18 +190,18 @@ def test_a_report_compares_all_agents_over_the_same_frames(tmp_path: Path) -> No
         assert abs(values.mean() - probability) < 0.08 and len(values) == 6
         assert numbers.estimates["mean"].low <= values.mean() <= numbers.estimates["mean"].high
     folders = [run_.folder for run_ in read_runs(tmp_path)]
-    assert common_frames(folders, None, None) == Frames(budget, width)
+    assert common_frames(folders, None, None) == FrameBudget(budget, width)
     # As the score of a report, it is the same number.
-    ruled = summarize(tmp_path, Settings(ScoreRule("train/success"), resamples=200))
+    ruled = summarize(tmp_path, ReportSettings(ScoreRule("train/success"), resamples=200))
     for scored, told in zip(ruled.sections[0].numbers, section.efficiency, strict=True):
         assert scored.scores[0].tolist() == told.scores[0].tolist()
-    short = summarize(tmp_path, Settings(resamples=50, budget=1000, width=500, curves=("train/success",)))
+    short = summarize(tmp_path, ReportSettings(resamples=50, budget=1000, width=500, curves=("train/success",)))
     assert short.sections[0].curves[0].lines[0].places[:2].tolist() == [250, 750]
-    far = summarize(tmp_path, Settings(ScoreRule("train/success", budget=5000), resamples=50, budget=5000))
+    far = summarize(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), resamples=50, budget=5000))
     assert [len(numbers.pooled) for numbers in far.sections[0].numbers] == [6, 0]
-    assert any(f"the first {budget:,} frames of training, of 5,000" in left.reason for left in far.left)
+    assert any(f"the first {budget:,} frames of training, of 5,000" in left.reason for left in far.excluded)
     with pytest.raises(ConfigError, match="--bin=0"):
-        summarize(tmp_path, Settings(width=0))
+        summarize(tmp_path, ReportSettings(width=0))
 
 
 def test_last_share_of_the_frames(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.parts import check_values
-from llmrl.run.folder import config_hash
+from llmrl.run.config_hash import config_hash
 
 DOCS = Path(llmrl.conf.__file__).parents[1] / "docs"
 PLAY = ("env=escape_room", "principal=none", "agent=random", "env.n_envs=2", "env.horizon=4", "play.episodes=2")
@@ -85,5 +85,5 @@ def test_films_of_agents_that_play_are_told_beside_their_row(tmp_path: Path) -> 
     folder = only_run_folder(tmp_path)
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
     events.Reload()
-    films = [(image.step, image.encoded_image_string) for image in events.Images("episode/film")]
-    assert films == [(k + 1, (folder / "episodes" / str(k) / "episode.gif").read_bytes()) for k in range(2)]
+    videos = [(image.step, image.encoded_image_string) for image in events.Images("episode/film")]
+    assert videos == [(k + 1, (folder / "episodes" / str(k) / "episode.gif").read_bytes()) for k in range(2)]

@@ -9,7 +9,7 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.experiment.parts import check_values
-from llmrl.run.folder import config_hash
+from llmrl.run.config_hash import config_hash
 
 DOCS = Path(__file__).parents[2] / "docs"
 OWN = f"trusted_modules=[{__name__}]"

@@ -21,10 +21,10 @@ from llmrl.core import ram
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from llmrl.envs.guard import guarded
-from llmrl.experiment.job import compute as run_reporting
+from llmrl.envs.env_errors import guarded
 from llmrl.experiment.parts import check_values
-from llmrl.run.ending import ending
+from llmrl.experiment.run_job import compute as run_reporting
+from llmrl.run.command_exit import ending
 
 SMALL = (
     "env=escape_room", "env.n_envs=2", "agent=random", "principal=random", "design.steps=2", "design.adapt_rounds=0",
@@ -297,5 +297,5 @@ def test_the_printer_is_the_only_one() -> None:
     root = Path(llmrl.__file__).parent
     for path in [*(root / "cli").glob("*.py"), *(root.parent / "hydra_plugins").rglob("*.py")]:
         text = path.read_text()
-        assert "{error}\\n" not in text or path.name == "ending.py", path
+        assert "{error}\\n" not in text or path.name == "command_exit.py", path
     assert command.ending is ending

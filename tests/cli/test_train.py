@@ -14,7 +14,7 @@ from experiments import only_run_folder
 from in_process import call
 from llmrl.cli.train import main
 from llmrl.core.option_files import options
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from tiny_models import make_tiny_causal
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
@@ -36,19 +36,6 @@ def refused(*overrides, cwd):
 
 def without_keys():
     return {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
-
-
-def test_help_lists_the_groups(tmp_path):
-    done = train("--help", cwd=tmp_path)
-    assert done.returncode == 0
-    for group in ("env", "agent", "principal", "teacher", "llm", "hardware"):
-        assert f"{group}: " in done.stdout
-    for option in ("cleanup", "harvest", "escape_room", "thompson", "gpt4o", "openai_compatible"):
-        assert option in done.stdout
-    for option in ("simple_doorkey", "simple_spread", "student_mlp", "mappo", "offline", "oracle"):
-        assert option in done.stdout
-    for option in ("symbolic_ppo", "bot"):
-        assert option in done.stdout
 
 
 def test_shell_completion_knows_options(tmp_path):

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-import commands
 from llmrl.cli.explain import explain
 from llmrl.config.option_docs import composed, entries, written
 from llmrl.config.option_schema import arguments, kind_of, shipped
@@ -113,12 +112,3 @@ def test_the_command_answers_without_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("design.steps\t") and not list(tmp_path.iterdir())
-
-
-def test_help_lists_what_can_be_chosen(tmp_path):
-    code = "import sys; sys.argv = ['llmrl-train', '--help']\nfrom llmrl.cli.train import main; main()"
-    done = commands.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    lines = [line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith(("agent: ", "experiment/"))]
-    groups = dict(lines)
-    assert "mappo" in groups["agent"] and "_" not in {name[0] for name in groups["agent"].split(", ")}
-    assert len(groups) > 2 and not any(group.endswith("/parts") for group in groups)

@@ -58,12 +58,12 @@ TARGETS = (
     "llmrl.agents.ppo_agent.torch.hub.load",
     "llmrl.agents.sb3_agent.copy.deepcopy",
     "llmrl.agents.sb3_agent.contextmanager",
-    "llmrl.display.runs.json.loads",
+    "llmrl.display.run_summary.json.loads",
     "llmrl.cli.sweep.Path",
     "llmrl.run.files.write_atomic",
-    "llmrl.run.content.set_aside",
+    "llmrl.run.artifacts.set_aside",
     "llmrl.sweeps.jobs.write_log_header",
-    "llmrl.envs.gym.stock.importlib.import_module",
+    "llmrl.envs.gym.gymnasium_games.importlib.import_module",
     "llmrl.envs.gym.workers.main",
     "llmrl.llms.local.small.make_small_model",
     "llmrl.envs.melting_pot.install.install",
@@ -117,7 +117,7 @@ def test_an_id_whose_arguments_name_another(marker):
     "text",
     [
         *("evil.Words", "evil.parts.Words", "evil.boom", "builtins.exec", "builtins.str", "posixpath.os.system"),
-        *("llmrl_evil.Words", "llmrl.envs.gym.stock.importlib.import_module", "evil..Words", "..evil.Words"),
+        *("llmrl_evil.Words", "llmrl.envs.gym.gymnasium_games.importlib.import_module", "evil..Words", "..evil.Words"),
     ],
 )
 def test_a_text_that_imports(text, marker):
@@ -196,8 +196,10 @@ FOLDERS = {
     "that trusts itself": {"agent": PART, "trusted_modules": ["evil"]},
     "a game": {"env": {**WORDY, "text": None, "id": "evil:Tower-v0"}},
     "words": {"env": WORDY},
-    "a teacher inside a part": {"teacher": {"_target_": "llmrl.teachers.options.oracle_teacher", "domain": PART}},
-    "a part of llmrl that is none": {"agent": {"_target_": "llmrl.run.content.set_aside", "folder": "/"}},
+    "a teacher inside a part": {
+        "teacher": {"_target_": "llmrl.teachers.teacher_factory.oracle_teacher", "domain": PART}
+    },
+    "a part of llmrl that is none": {"agent": {"_target_": "llmrl.run.artifacts.set_aside", "folder": "/"}},
     "torch's door": {"agent": {"_target_": "torch.optim.adam.torch.hub.load", "source": "local"}},
 }
 
@@ -257,7 +259,7 @@ def test_who_trusts_it_may_run_it(finished, marker, tmp_path, capsys):
 def test_a_run_folder_that_is_retried(changes, finished, marker, tmp_path, capsys):
     if not {"agent", "method"} & set(changes):
         config = yaml.safe_load((finished / "config.yaml").read_text())
-        slurm = {"_target_": "llmrl.sweeps.backends.slurm.Slurm", **changes}
+        slurm = {"_target_": "llmrl.sweeps.backends.slurm_submission.Slurm", **changes}
         changes = {"hardware": {**config["hardware"], "backend": slurm}}
     changes = {key: value for key, value in changes.items() if key != "method"}
     folder = hostile(finished, tmp_path, changes)

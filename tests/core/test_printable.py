@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from llmrl.cli import llm, sweep, train
 from llmrl.core.errors import ConfigError, LLMError, short_error
-from llmrl.display import console, runs, sweeps
+from llmrl.display import console, run_summary, sweeps
 from llmrl.run.folder import split_overrides
 from llmrl.run.log_file import LogFile
-from llmrl.run.progress import Progress
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.status import Status
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome, Pack
+from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome, Pack
 from llmrl.sweeps.jobs import describe, write_log_header
 
 FAKE = "\x1b[2K\x1b[1A\rfinished, result 1\x9b0m\u202egnp.txt\x07 [bold]b[/bold] :smiley: \u2066x\ud800"
@@ -190,11 +190,11 @@ def job(folder: Path, overrides: list[str]) -> Job:
 
 
 def test_the_line_of_a_run_that_has_ended(capsys):
-    outcome = Outcome(
+    outcome = JobOutcome(
         job(Path("x"), []), Path("\x1b[1A"), "failed", error="\nfinished after 3 s, result 9 (outputs)\x1b[K"
     )
     assert not obeyed(describe(outcome)) and "\n" not in describe(outcome)
-    progress = Progress(1, "runs", "sweep", terminal=True)
+    progress = ProgressBar(1, "runs", "sweep", terminal=True)
     with progress:
         progress.say(f"{FAKE}XYZ")
     said = capsys.readouterr().err
@@ -214,7 +214,7 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / NASTY / "run" / "s0"
     folder.mkdir(parents=True)
-    sweeps.print_sweep([Outcome(job(folder, []), folder, "failed", error="x")])
+    sweeps.print_sweep([JobOutcome(job(folder, []), folder, "failed", error="x")])
     said = capsys.readouterr().out
     assert ["llmrl-sweep", "logs", f"{NASTY}/run/s0"] in commands(said, "llmrl-sweep")
     for name in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
@@ -222,11 +222,11 @@ def test_printed_commands_are_quoted(tmp_path, capsys, monkeypatch):
     run = SimpleNamespace(
         folder=folder, summary={}, result=None, config={"play": {"videos": 2}, "loggers": {"tensorboard": {}}}
     )
-    runs.print_summary(run)
+    run_summary.print_summary(run)
     said = capsys.readouterr().out
     assert commands(said, "llmrl-evaluate") == [["llmrl-evaluate", str(folder), "--video"]]
     assert commands(said, "tensorboard") == [["tensorboard", "--logdir", str(tmp_path / NASTY)]]
-    runs.print_skipped(run)
+    run_summary.print_skipped(run)
     said = capsys.readouterr().out
     assert shlex.join(["llmrl-evaluate", f"{NASTY}/run/s0", "--video"]) in said
 
@@ -242,7 +242,7 @@ def test_the_command_in_a_jobs_log_is_quoted(tmp_path):
 def test_the_command_that_uses_an_adapter_is_quoted_for_both(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from llmrl.display.finetuning import use_of
+    from llmrl.display.finetune_summary import use_of
 
     config = {"llm": {"model": value}, "dataset": {"iterations": 7, "episodes": 3}}
     words = shlex.split(use_of(config, f"x/{value}", ["env=maze", "prompts=$(y)"]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.config.trusting import only_typed, shell_keys, trusted_by
+from llmrl.config.trust_options import only_typed, shell_keys, trusted_by
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
@@ -108,7 +108,7 @@ def test_what_options_name_is_found():
 
 
 def test_of_llmrl_no_class_is_named_that_writes_where_it_is_told():
-    for name in ("llmrl.llms.ledger.Ledger", "llmrl.llms.cache.Cache", "llmrl.run.metrics.MetricLog"):
+    for name in ("llmrl.llms.call_log.CallLog", "llmrl.llms.cache.Cache", "llmrl.run.metrics.MetricLog"):
         with pytest.raises(ConfigError, match="holds no parts"):
             Trust().locate(name, "agent._target_")
 
@@ -169,7 +169,7 @@ def test_the_command_line_alone_trusts():
 
 def test_command_lines_of_jobs_are_typed_or_trusted():
     slurm = {"setup": ["module load cuda"], "srun_args": ["--cpu-bind=none"], "python": None, "extra": None}
-    slurm["_target_"] = "llmrl.sweeps.backends.slurm.Slurm"
+    slurm["_target_"] = "llmrl.sweeps.backends.slurm_submission.Slurm"
     config = {"trusted_modules": [], "hardware": {"backend": slurm}}
     assert shell_keys(config["hardware"], []) == ["hardware.backend.setup"]
     assert only_typed(config, ["hardware.backend.partition=x"])["trusted_modules"] == []

@@ -13,7 +13,7 @@ from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 
 
 def melting_pot(substrate, mechanism, render=False, **options):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.mechanisms import BracketedTax, Events, Incentives, Mechanism, incentive_exposure, tax_exposure
+from llmrl.envs.mechanisms import BracketedTax, Incentives, Mechanism, SocietyEvents, incentive_jacobian, tax_jacobian
 from some import some
 
 RATES = np.array([[0.1, 0.2, 0.5]], np.float32)
@@ -16,7 +16,7 @@ PAY = np.array([[1.0, 2.0, 3.0]], np.float32)
 
 def events(raw, cleaned=None, present=None):
     raw = np.array(raw, np.float32)
-    return Events(
+    return SocietyEvents(
         raw,
         np.zeros_like(raw) if cleaned is None else np.array(cleaned, np.float32),
         np.ones(raw.shape, bool) if present is None else np.array(present, bool),
@@ -160,14 +160,14 @@ def test_removed_players_are_paid_on_request():
 def test_incentives_need_dirt():
     raw = np.zeros((1, 2), np.float32)
     with pytest.raises(ConfigError, match="no dirt"):
-        Incentives().settle(Events(raw, None, np.ones((1, 2), bool)), PAY)
+        Incentives().settle(SocietyEvents(raw, None, np.ones((1, 2), bool)), PAY)
 
 
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
 def test_nobody_is_paid_twice_for_a_step(raw, cleaned):
     incentives = Incentives()
     for r, c in zip(raw, cleaned, strict=True):
-        assert (incentives.settle(events(r, c), np.ones((3, 3), np.float32)).exposure.sum(-1) == 1).all()
+        assert (incentives.settle(events(r, c), np.ones((3, 3), np.float32)).reward_jacobian.sum(-1) == 1).all()
 
 
 def test_each_game_has_its_own_values():
@@ -180,13 +180,13 @@ def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
     torch = pytest.importorskip("torch")
     raw, income = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 0.0]])
     low, high = torch.tensor([0.0, 3.0, 5.0]), torch.tensor([3.0, 5.0, torch.inf])
-    eaten, exposure = tax_exposure(raw, income, low, high, 4.0)
+    eaten, reward_jacobian = tax_jacobian(raw, income, low, high, 4.0)
     assert eaten.tolist() == [[0, 1, 0]]
     values = torch.tensor([0.1, 0.2, 0.5], requires_grad=True)
-    reward = raw + (exposure * values).sum(-1)
+    reward = raw + (reward_jacobian * values).sum(-1)
     reward[0, 1].backward()
     assert values.grad.tolist() == [0, 2, 0]
-    base, acts = incentive_exposure(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
+    base, acts = incentive_jacobian(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
     assert base.tolist() == [[pytest.approx(0.1), -1.0]]
     assert [a.tolist() for a in acts] == [[[True, False]], [[False, True]], [[False, False]]]
 
@@ -194,7 +194,7 @@ def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
 def as_tensors(events):
     import torch
 
-    return Events(*(torch.from_numpy(x) for x in (events.raw, events.cleaned, events.present)))
+    return SocietyEvents(*(torch.from_numpy(x) for x in (events.raw, events.cleaned, events.present)))
 
 
 present = arrays.arrays(bool, (12, 3, 4))
@@ -222,7 +222,7 @@ def test_tensors_are_settled_as_arrays_are(make, raw, cleaned, there, values, be
             on_arrays.settle(happened, values),
             on_tensors.settle(as_tensors(happened), torch.tensor(values)),
         )
-        pairs = [(got.base_reward, expected.base_reward), (got.exposure, expected.exposure)]
+        pairs = [(got.base_reward, expected.base_reward), (got.reward_jacobian, expected.reward_jacobian)]
         pairs.append((got.reward(torch.tensor(values)), expected.reward(values)))
         pairs += [(got.metrics[name], x) for name, x in expected.metrics.items()]
         assert len(pairs) == 3 + len(on_arrays.metrics)
@@ -241,6 +241,6 @@ def test_no_mechanism_waits_for_a_device(make):
     mechanism, x = make(), torch.zeros(3, 4, device="meta")
     values = torch.zeros(3, 3, device="meta")
     for _ in range(3):
-        settlement = mechanism.settle(Events(x, x, x.bool()), values)
+        settlement = mechanism.settle(SocietyEvents(x, x, x.bool()), values)
         mechanism.reset(np.array([True, False, True]))
     assert settlement.reward(values).is_meta and all(m.is_meta for m in settlement.metrics.values())

@@ -14,8 +14,8 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot import install, rules
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot import install, substrate_rules
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
 pytestmark = pytest.mark.meltingpot
@@ -81,7 +81,7 @@ def test_what_an_environment_gives_is_what_its_spec_says(make, substrate, mechan
     assert step.reward.shape == step.base_reward.shape == (2, 7) and step.reward.dtype == np.float32
     assert step.terminated.dtype == step.truncated.dtype == bool
     np.testing.assert_array_equal(step.observation["mechanism"][1, 6], [0.25, 0.5, 1.0])
-    assert env.render(1).shape == rules.SUBSTRATES[substrate].world_shape and env.render(1).max() > 0
+    assert env.render(1).shape == substrate_rules.SUBSTRATES[substrate].world_shape and env.render(1).max() > 0
 
 
 @pytest.mark.slow
@@ -260,10 +260,10 @@ def test_legislative_starts_are_the_published_cells_heading_north(make):
         env.reset()
         starts.append(world(env))
         floor = starts[-1][12, 12]
-        for x, y in rules.SUBSTRATES["harvest"].spawn_cells:
+        for x, y in substrate_rules.SUBSTRATES["harvest"].spawn_cells:
             assert not np.array_equal(starts[-1][y, x], floor)
         env.step(np.full((1, 7), FORWARD))
-        for x, y in rules.SUBSTRATES["harvest"].spawn_cells:
+        for x, y in substrate_rules.SUBSTRATES["harvest"].spawn_cells:
             assert np.array_equal(world(env)[y, x], starts[-1][1, 5])  # they left to the north: bare floor
     # Nothing else is random at the start of this substrate.
     np.testing.assert_array_equal(starts[0], starts[1])
@@ -292,16 +292,19 @@ def test_legislative_moves_go_by_player_the_highest_first(make):
 
 
 def test_legislative_harvest_has_no_zap():
-    assert rules.action_names("harvest", "upstream") == (*rules.action_names("harvest", "legislative"), "zap")
-    assert rules.action_names("cleanup", "upstream") == rules.action_names("cleanup", "legislative")
+    assert substrate_rules.action_names("harvest", "upstream") == (
+        *substrate_rules.action_names("harvest", "legislative"),
+        "zap",
+    )
+    assert substrate_rules.action_names("cleanup", "upstream") == substrate_rules.action_names("cleanup", "legislative")
 
 
 @pytest.mark.slow
 def test_upstream_moves_are_in_random_order(make, monkeypatch):
     """The same contest without the fixed order: both win some (sixteen to one side: one in 32 768 runs)."""
-    changes = tuple(change for change in rules.CHANGES if change.name != "fixed_move_order")
+    changes = tuple(change for change in substrate_rules.CHANGES if change.name != "fixed_move_order")
     program = (
-        "import llmrl.envs.melting_pot.rules as r;"
+        "import llmrl.envs.melting_pot.substrate_rules as r;"
         f"r.CHANGES = tuple(c for c in r.CHANGES if c.name in {[c.name for c in changes]!r});"
         "import runpy; runpy.run_module('llmrl.envs.melting_pot.worker', run_name='__main__')"
     )
@@ -335,7 +338,7 @@ def test_a_killed_process_is_reported_and_nothing_is_left(make, victim):
 PARENT = """
 import sys, time, numpy as np
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 env = MeltingPotEnv(SubstrateSettings("harvest", 2), Seeds(0))
 env.reset()
@@ -369,8 +372,8 @@ def test_close_can_be_repeated_and_undone(make):
 def test_games_load_neither_torch_nor_what_melting_pot_declares():
     program = """
 import sys
-from llmrl.envs.melting_pot.worker import Game, Layout
-Game(Layout("cleanup", "upstream", 1, 2, ("pixels",), False))
+from llmrl.envs.melting_pot.worker import Game, MemoryLayout
+Game(MemoryLayout("cleanup", "upstream", 1, 2, ("pixels",), False))
 print(*{"torch", "tensorflow", "jax", "chex", "gymnasium", "hydra"} & set(sys.modules))
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llmrl.core.pictures import fitting
+from llmrl.core.frames import fitting
 from llmrl.evaluation.videos import COLUMN, MOST_AGENTS, Thought, draw_thoughts
 
 ACTIONS = ("stay", "left", "right", "down", "up")

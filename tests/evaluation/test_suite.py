@@ -20,7 +20,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.babyai.words import LANGUAGES, action_names
+from llmrl.envs.babyai.language import LANGUAGES, action_names
 from llmrl.evaluation.suite import suite_of
 from llmrl.run.trajectories import read
 from run_folders import write_run

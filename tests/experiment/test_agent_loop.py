@@ -16,7 +16,7 @@ LOOPS = {
     "search": ("linear", "mlp_policy", "tabular", "projection"),
     "play": ("random", "teacher", "heuristic", "llm_player", "bot"),
 }
-NEEDS = {"clone": "imitate", "baseline": "fit", "search": "adopt"}
+NEEDS = {"clone": "imitate", "baseline": "fit", "search": "set_parameters"}
 """What a loop asks of an agent that others need not have."""
 
 

@@ -8,7 +8,7 @@ import pytest
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
-from llmrl.run.folder import config_hash
+from llmrl.run.config_hash import config_hash
 
 TINY = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=2", "design.references=0", "design.race=0")
 PARTS = {

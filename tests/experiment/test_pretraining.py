@@ -11,10 +11,10 @@ import torch
 
 from experiments import compose, run, run_experiment
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.needed import ensure
 from llmrl.experiment.parts import build_parts, located
+from llmrl.experiment.prerequisites import ensure
 from llmrl.experiment.run_references import needed, with_digests
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
@@ -75,7 +75,7 @@ def test_several_that_need_it_at_once_wait_for_one(tmp_path):
 def test_who_waits_can_be_stopped(tmp_path, monkeypatch):
     config = compose(*NEEDS, f"output_root={tmp_path}")
     [begun] = needed(config)
-    monkeypatch.setattr("llmrl.experiment.needed._POLL_S", 0.01)
+    monkeypatch.setattr("llmrl.experiment.prerequisites._POLL_S", 0.01)
     name = begun.config["name"]
     with Run.open(tmp_path, name, begun.config, begun.overrides, 0), Run.open(tmp_path, "needs", {}, [], 0) as waits:
         waits.stop.signal = 15

@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.experiment.parts import located
 from llmrl.experiment.run_lookup import folder_of, parsed, run_folder_of
 from llmrl.experiment.run_references import needed, resolved, with_digests, without_digests
-from llmrl.run.folder import RESOLVED, config_hash
+from llmrl.run.config_hash import RESOLVED, config_hash
 from run_folders import write_run
 
 ALONE = ("env=escape_room", "principal=none")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_jobs import Planned
+from llmrl.experiment.sweep_jobs import PlannedRun
 from llmrl.experiment.sweep_plan import longest, sweep_plan
 from sweeping import refused
 
@@ -37,7 +37,7 @@ def test_one_table_tells_of_all_runs(tmp_path):
 
 def test_runs_that_come_first_are_counted_once(tmp_path):
     runs = [
-        Planned(Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}"))
+        PlannedRun(Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}"))
         for p in ("ucb", "random")
         for s in (0, 1)
     ]
@@ -50,7 +50,7 @@ def test_runs_that_come_first_are_counted_once(tmp_path):
 
 
 def test_agents_that_ask_a_model_cannot_be_timed(tmp_path):
-    runs = [Planned(Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
+    runs = [PlannedRun(Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
     title, rows = sweep_plan(runs)
     assert "time: unknown" in title and rows[0][-1].startswith("only loops")
 

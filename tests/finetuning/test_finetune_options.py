@@ -8,7 +8,7 @@ from experiments import compose
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.experiment.finetuning import check_values
+from llmrl.experiment.finetune_application import check_values
 
 METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))
 

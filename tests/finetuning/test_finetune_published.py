@@ -9,10 +9,10 @@ import pytest
 
 from experiments import compose
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.examples import Example
-from llmrl.finetuning.judge import Judge
+from llmrl.finetuning.proposal_examples import ProposalExample
+from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import REWARDS
-from llmrl.finetuning.trials import Trial
+from llmrl.finetuning.trials import ParameterTrial
 from tiny_models import make_tiny_causal
 
 PAGE = Path(__file__).parents[2] / "docs" / "finetuning.md"
@@ -57,7 +57,7 @@ def test_the_published_setting_is_the_published_one():
     ],
 )
 def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
-    from llmrl.experiment.finetuning import planned
+    from llmrl.experiment.finetune_application import planned
 
     if env == "swimmer":
         pytest.importorskip("mujoco")
@@ -70,9 +70,9 @@ def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, 
         assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
         assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
         assert parts.loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
-        questions.proposer.expect(400, 20)
+        questions.proposer.on_search_start(400, 20)
         vector = np.round(np.linspace(-9.99, 9.99, numbers), decimals)
-        asked = questions.ask(Example(0, (Trial(vector, np.array([half_way])),), None))
+        asked = questions.ask(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
     # The one trial under its names, nothing of the game, out of bounds as it is, the first iteration.
     row = "; ".join(f"params[{i}]: {x:.5g}" for i, x in enumerate(vector))
     assert asked.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in asked.text
@@ -82,7 +82,7 @@ def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, 
 
 
 def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
-    from llmrl.experiment.finetuning import planned
+    from llmrl.experiment.finetune_application import planned
 
     few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
     typed = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
@@ -91,7 +91,7 @@ def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
         data = parts.loop.dataset.prepare(parts.task, tmp_path, Seeds(0))
         shown = np.stack([trial.vector for question in data.train for trial in question.shown])
         assert np.all((shown >= low) & (shown <= high)) and len(np.unique(shown)) == high[0] - low[0] + 1
-        judge = Judge(questions, parts.task.play, 1, Seeds(1))
+        judge = RewardFunction(questions, parts.task.play, 1, Seeds(1))
         asked, beyond = data.train[:2], high + 1
         first, second = judge(asked, [questions.write(high, ""), questions.write(beyond, "")], "step 1")
     assert first.inside and len(first.returns) == 1

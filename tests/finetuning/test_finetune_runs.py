@@ -12,8 +12,8 @@ import commands
 from experiments import compose, only_run_folder
 from installed import skip_without
 from llmrl.core.errors import ConfigError
-from llmrl.display.finetuning import use_of
-from llmrl.llms.ledger import read_calls
+from llmrl.display.finetune_summary import use_of
+from llmrl.llms.call_log import read_calls
 from tuned import COMMON, QUICK, assert_same, configured, finetune, folder_of, lines
 
 skip_without("trl", "peft", "datasets")
@@ -144,7 +144,7 @@ def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
 
 def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_path):
     from llmrl.core.seeding import Seeds
-    from llmrl.experiment.finetuning import planned
+    from llmrl.experiment.finetune_application import planned
 
     with planned(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
         for task in parts.loop.transfer:

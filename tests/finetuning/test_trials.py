@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.finetuning.examples import make_examples, split
-from llmrl.finetuning.task import Dataset
+from llmrl.finetuning.proposal_examples import make_examples, split
+from llmrl.finetuning.search_task import Dataset
 from llmrl.finetuning.trials import (
     CHUNK,
+    ParameterTrial,
     RandomTrials,
     Series,
-    Trial,
     find_search_runs,
     random_trials,
     random_vectors,
@@ -166,7 +166,9 @@ def test_runs_are_found_once_and_old_ones_that_were_moved_aside_are_not(tmp_path
 
 def series_of(n, ordered, start=0.0):
     rng = np.random.default_rng(int(start))
-    return Series(tuple(Trial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), ordered)
+    return Series(
+        tuple(ParameterTrial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), ordered
+    )
 
 
 @given(n=st.integers(2, 40), share=st.floats(0.01, 0.99), runs=st.integers(1, 4), seed=st.integers(0, 5))
@@ -187,7 +189,7 @@ def test_equal_parameters_are_never_on_both_sides(runs, values, seed):
 
     def drawn(ordered):
         vectors = rng.integers(0, values, (20, 1)).astype(float)
-        return Series(tuple(Trial(vector, rng.normal(size=1)) for vector in vectors), ordered)
+        return Series(tuple(ParameterTrial(vector, rng.normal(size=1)) for vector in vectors), ordered)
 
     train, held_out = split([*(drawn(True) for _ in range(runs)), drawn(False)], 0.3, Seeds(seed))
     sides = [{trial.vector[0] for one in part for trial in one.trials} for part in (train, held_out)]
@@ -197,7 +199,7 @@ def test_equal_parameters_are_never_on_both_sides(runs, values, seed):
 def test_targets_are_other_parameters_that_a_search_would_try():
     """Tried twice with luck, between the marks, out of bounds: shown, but never the reply to learn."""
     vectors = [0.0, 0.0, 0.25, 9.0, 1.0]
-    every = [Series(tuple(Trial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)]
+    every = [Series(tuple(ParameterTrial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)]
     space_ = space((-5.0, 5.0), decimals=1)
 
     def proposable(vector):
@@ -237,7 +239,7 @@ def test_histories_of_a_search_lie_in_its_past_and_targets_beat_them():
 def test_a_lucky_trial_is_no_target():
     """Parameters that were tried several times are as good as all their trials together."""
     told = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
-    trials = tuple(Trial(np.array([x, 0.0]), np.array([value, value])) for x, value in told)
+    trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in told)
     examples = make_examples([Series(trials, False)], 80, 1, 1, "best", Seeds(0), "here")
     found = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
     assert found == {(5.0, 2.0), (9.0, None), (1.0, 2.0), (2.0, 2.0), (6.0, None)}

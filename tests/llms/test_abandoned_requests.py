@@ -14,11 +14,11 @@ import commands
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, Interrupted
-from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import Ledger, read_calls
 from llmrl.principals import scripted_mechanism
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
@@ -60,11 +60,11 @@ class Deaf(Echo):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    monkeypatch.setattr("llmrl.llms.flights.LAST_REPLIES_S", 1.0, raising=False)
+    monkeypatch.setattr("llmrl.llms.cancellable_calls.LAST_REPLIES_S", 1.0, raising=False)
 
 
 def client_of(model, tmp_path, stopping=lambda: False, **budget):
-    ledger = Ledger(tmp_path / "llm_calls.jsonl")
+    ledger = CallLog(tmp_path / "llm_calls.jsonl")
     return ChatClient(model, Cache(tmp_path / "cache"), ledger, budget=Budget(**budget), stopping=stopping)
 
 
@@ -121,12 +121,14 @@ def test_an_answer_that_comes_too_late_is_found_by_who_asks_again(tmp_path, hurr
 
 def test_nothing_is_sent_any_more(tmp_path, hurried):
     model = Deaf()
-    client = client_of(model, tmp_path, stopping=lambda: len(model.asked) >= client.limits.concurrency)
+    client = client_of(
+        model, tmp_path, stopping=lambda: len(model.asked) >= client.endpoints[CHOSEN].limits.concurrency
+    )
     with pytest.raises(Interrupted):
         client.chat(requests(30))
     model.go.set()
     time.sleep(0.3)
-    assert len(model.asked) == client.limits.concurrency == client.budget.spent.unsettled
+    assert len(model.asked) == client.endpoints[CHOSEN].limits.concurrency == client.budget.spent.unsettled
 
 
 @pytest.mark.parametrize("who", WAITING)
@@ -154,7 +156,7 @@ def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, hurried, capf
         folder = only_run_folder(tmp_path / "outputs")
         assert read_status(folder).state == "preempted"
         lost = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("unsettled")]
-        assert len(lost) == len(server.requests) == Ledger(folder / "llm_calls.jsonl").spent_before.unsettled
+        assert len(lost) == len(server.requests) == CallLog(folder / "llm_calls.jsonl").spent_before.unsettled
         assert capfd.readouterr().err.count("SIGTERM: ") == 1
         server.faults.clear()
         run(*overrides, f"llm.base_url={server.url}")

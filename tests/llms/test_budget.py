@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import ChatReply
-from llmrl.llms.budget import Budget, Spent
+from llmrl.llms.budget import Budget, Usage
 from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
 from models import Echo, ask
@@ -32,7 +32,7 @@ def test_tokens_and_money_count_the_longest_reply_beforehand():
     # Prompt: 1 token and 4 around it; reply: at most 100, in fact 2.
     client = ChatClient(Echo(max_tokens=100, reply={"prompt_tokens": 5}), budget=Budget(tokens=120))
     client.chat([ask("a"), ask("b")])
-    assert replace(client.budget.spent, seconds=0.0) == Spent(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
+    assert replace(client.budget.spent, seconds=0.0) == Usage(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
     assert "spent/llm_unsettled_tokens" not in client.metrics()
     client.chat([ask("c")])
     assert "llm.budget.tokens=120, spent 21" in exhausted(client)

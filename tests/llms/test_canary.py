@@ -7,12 +7,13 @@ import sys
 import pytest
 
 import commands
+from fake_batch_server import FakeBatchServer
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import Ledger
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.retry import Retry
 from llmrl.principals import scripted_mechanism
@@ -118,6 +119,23 @@ def test_a_quoted_key_reaches_no_file(tmp_path, provider):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is optional")
+def test_batches_bring_the_key_into_no_file(tmp_path):
+    """Quoted by every operation, in an answer, and in the error that ends the run, while a batch is under way."""
+    with FakeBatchServer("openai", reply=lambda messages: f"you sent {KEY}", key=KEY) as server:
+        for operation in ("upload", "create", "look", "fetch"):
+            server.faults[operation].append("500")
+        words = ("llm.batch=true", "llm.batch_gather=0", "llm.batch_poll=0.05", "llm.max_invalid=null")
+        server.faults["look"] += ["pass"] * 8 + ["echo"]
+        code, out, err = train(tmp_path, *litellm(server.url), *words, "hydra.verbose=true")
+        assert not any(server.faults.values())
+    assert code == 1 and b"your key <redacted> was no help" in err
+    assert leaks(out, err, folder=tmp_path) == set()
+    assert list(tmp_path.rglob("batches/*.json")), "none was under way"
+    assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("llm_calls.jsonl"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_the_check_command_quotes_no_key(tmp_path, provider):
     with FakeOpenAIServer(key=KEY) as server:
@@ -138,7 +156,7 @@ def test_a_message_is_not_cut_within_a_key(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("MY_KEY", KEY)
     with FakeOpenAIServer(lambda messages: "x" * int(messages[0]["content"]) + KEY + "y" * 2000, key=KEY) as server:
         provider = OpenAICompatibleChat(server.url, "fake-model", api_key_env="MY_KEY")
-        chat = ChatClient(provider, Cache(tmp_path / "cache"), Ledger(tmp_path / "calls.jsonl"), Retry(0))
+        chat = ChatClient(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / "calls.jsonl"), Retry(0))
         for padding in range(0, 600, 3):
             server.faults.append("truncated-json")
             with pytest.raises(LLMError, match="no chat completion") as error:

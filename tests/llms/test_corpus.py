@@ -11,17 +11,18 @@ FAMILIES = ("player", "planner", "principal", "search")
 STYLES = {"gpt", "claude", "gemini", "llama", "qwen", "mistral", "deepseek", "vicuna"}
 
 
-def lines(name):
-    return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize(("folder", "least"), [(FOLDER, 200), (FOLDER / "second", 75)], ids=["first", "second"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replies_are_of_every_style_and_a_third_is_held_out(family):
-    questions = json.loads((FOLDER / f"questions_{family}.json").read_text())
-    shown, held_out = lines(family), lines(f"{family}_held_out")
+def test_replies_are_of_every_style_and_a_third_is_held_out(family, folder, least):
+    questions = json.loads((folder / f"questions_{family}.json").read_text())
+    shown, held_out = lines(folder / f"{family}.jsonl"), lines(folder / f"{family}_held_out.jsonl")
     replies = [*shown, *held_out]
-    assert len(replies) >= 200 and 0.3 < len(held_out) / len(replies) < 0.36
-    assert min(Counter(each["style"] for each in replies)[style] for style in STYLES) >= 20
+    assert len(replies) >= least and 0.3 < len(held_out) / len(replies) < 0.36
+    assert min(Counter(each["style"] for each in replies)[style] for style in STYLES) >= least // 10 - 1
     assert {each["style"] for each in replies} == STYLES
     assert len({each["id"] for each in replies}) == len(replies)
     assert len({json.dumps([each["question_id"], each["reply"]]) for each in replies}) == len(replies)

@@ -14,9 +14,9 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
+from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import FOLDER, image_tokens, in_parts, kept, named, picture, size, tokens_of
-from llmrl.llms.ledger import Ledger, read_calls
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.request_key import request_key
 
@@ -109,7 +109,7 @@ def test_a_server_gets_them_and_the_log_names_them(tmp_path):
 
     with FakeOpenAIServer(reply=look) as server:
         provider = OpenAICompatibleChat(server.url, "fake-model", None)
-        client = ChatClient(provider, ledger=Ledger(tmp_path / "llm_calls.jsonl"), budget=Budget())
+        client = ChatClient(provider, ledger=CallLog(tmp_path / "llm_calls.jsonl"), budget=Budget())
         request = ChatRequest(({"role": "user", "content": "What is it?", "images": [picture(frame, 20)]},))
         [reply] = client.chat([request])
         client.close()

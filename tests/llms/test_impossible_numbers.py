@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.core.records import ChatReply, ChatRequest, impossible
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, impossible
 from llmrl.llms import hosted
 from llmrl.llms.budget import Reservation
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.hosted import token_count
-from llmrl.llms.ledger import Ledger
 from llmrl.llms.provider import Provider
 
 PRICED = {"input_price": 1.0, "output_price": 2.0}
@@ -66,7 +66,9 @@ def ask(text: str = "a") -> ChatRequest:
 def test_they_are_unknown_and_what_was_spent_never_falls(
     tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = ChatClient(Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), ledger=Ledger(tmp_path / "calls.jsonl"))
+    client = ChatClient(
+        Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), ledger=CallLog(tmp_path / "calls.jsonl")
+    )
     client.chat([ask()])
     before = client.budget.spent
     [reply] = client.chat([ask("b")])
@@ -76,7 +78,7 @@ def test_they_are_unknown_and_what_was_spent_never_falls(
     after = client.budget.spent
     assert after.cost >= before.cost and after.tokens >= before.tokens
     assert caplog.text.count("taken for unknown") == 1
-    assert Ledger(tmp_path / "calls.jsonl").spent_before == after
+    assert CallLog(tmp_path / "calls.jsonl").spent_before == after
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats(), st.booleans(), st.text(max_size=3)))
@@ -150,14 +152,14 @@ def test_a_reply_that_cannot_be_kept_is_still_in_the_ledger(tmp_path: Path) -> N
     from llmrl.core.errors import RunFolderError
 
     (tmp_path / "file").touch()
-    client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), Ledger(tmp_path / "calls.jsonl"))
+    client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
         client.cache.mode = "readwrite"  # type: ignore[union-attr]
-        client._keep(client_call(), GOOD, Reservation(0, None))
+        client.endpoints[CHOSEN]._keep(client_call(), GOOD, Reservation(0, None))
     assert "yes" in (tmp_path / "calls.jsonl").read_text()
 
 
 def client_call() -> Any:
-    from llmrl.llms.client import _Call
+    from llmrl.llms.endpoint import Call
 
-    return _Call(ask(), "ab" * 32)
+    return Call(ask(), "ab" * 32)

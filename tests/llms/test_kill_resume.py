@@ -15,7 +15,7 @@ import commands
 from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, LLMError
-from llmrl.llms.ledger import Ledger, read_calls
+from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.principals import scripted_mechanism
 
 STEPS, KILLED_AT = 220, 200
@@ -170,7 +170,7 @@ def test_a_budget_stops_the_run_and_a_larger_one_finishes_it(tmp_path, whole):
         process = llmrl_train(overrides(server, tmp_path, STEPS, "llm.budget.calls=100"))
         assert process.wait() == 3
         folder = only_run_folder(tmp_path)
-        spent = Ledger(folder / "llm_calls.jsonl").spent_before
+        spent = CallLog(folder / "llm_calls.jsonl").spent_before
         assert spent.calls == server.delivered.total() and spent.calls + spent.unsettled == 100
         assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
         assert any((folder / "checkpoints").iterdir())
@@ -237,7 +237,7 @@ def test_a_question_asked_again_and_again_has_the_same_answers_in_the_same_order
 @pytest.mark.parametrize("shared", [False, True])
 def test_seeds_share_replies_only_if_told_to(tmp_path, shared):
     """The first question is the same for every seed."""
-    same = ("env.fixed_context=0", f"llm.share_replies={str(shared).lower()}")
+    same = ("env.fixed_context=0", f"llm.cache_across_seeds={str(shared).lower()}")
     with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         for seed in range(3):
             run(*overrides(server, tmp_path, 1, f"seed={seed}", *same))

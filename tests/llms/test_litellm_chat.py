@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
+from llmrl.llms import litellm_chat
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
 from llmrl.llms.retry import Retry
@@ -325,3 +327,12 @@ print(sorted(hosts))
     command = [sys.executable, "-c", program, "http://127.0.0.1:9/v1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "['127.0.0.1']", done.stdout + done.stderr
+
+
+@installed
+def test_a_warning_of_litellm_is_told_once(caplog):
+    litellm_chat._import_litellm()
+    logger = logging.getLogger("LiteLLM")
+    for line in ("first of these", "second of these", "first of these"):
+        logger.warning(line)
+    assert [each.message for each in caplog.records] == ["first of these", "second of these"]

@@ -20,8 +20,8 @@ from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
@@ -44,7 +44,7 @@ def until_exhausted(client, n=200):
 def test_a_lost_reply_counts(fault, tmp_path):
     with FakeOpenAIServer(fault_rate=1.0, fault_kinds=(fault,)) as server:
         client = connected(
-            server, retries=5, budget=Budget(calls=4), failures="fall_back", ledger=Ledger(tmp_path / FILE_NAME)
+            server, retries=5, budget=Budget(calls=4), failures="fall_back", ledger=CallLog(tmp_path / FILE_NAME)
         )
         message = until_exhausted(client)
         client.close()
@@ -153,7 +153,7 @@ def test_asked_is_written_before_anything_is_sent(tmp_path):
             return super().complete(requests)
 
     model = Looks(max_tokens=10)
-    client = ChatClient(model, ledger=Ledger(path))
+    client = ChatClient(model, ledger=CallLog(path))
     client.chat([ask("a", purpose="test")])
     [seen] = model.seen
     assert seen["unsettled"] is True and seen["lost"] is None and seen["attempt"] == 1 and seen["purpose"] == "test"
@@ -165,7 +165,7 @@ def test_asked_is_written_before_anything_is_sent(tmp_path):
 
 def test_what_cannot_be_written_is_not_sent(tmp_path):
     model = Echo()
-    client = ChatClient(model, ledger=Ledger(tmp_path / FILE_NAME))
+    client = ChatClient(model, ledger=CallLog(tmp_path / FILE_NAME))
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(Exception, match="cannot write the call log"):
@@ -181,10 +181,11 @@ import sys
 from pathlib import Path
 from llmrl.llms.budget import Budget
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import Ledger
+from llmrl.llms.call_log import CallLog
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from models import ask
-client = ChatClient(OpenAICompatibleChat(sys.argv[1], "m"), ledger=Ledger(Path({str(path)!r})), budget=Budget(calls=10))
+ledger = CallLog(Path({str(path)!r}))
+client = ChatClient(OpenAICompatibleChat(sys.argv[1], "m"), ledger=ledger, budget=Budget(calls=10))
 client.chat([ask(f"{{i}}") for i in range(3)])
 """
     with FakeOpenAIServer() as server:
@@ -199,7 +200,7 @@ client.chat([ask(f"{{i}}") for i in range(3)])
             lost = [call for call in read_calls(path) if call.get("unsettled")]
             assert len(lost) == 3 * kills and all(call["lost"] is None for call in lost)
         server.stopping.set()
-        client = connected(server, budget=Budget(calls=10), ledger=Ledger(path))
+        client = connected(server, budget=Budget(calls=10), ledger=CallLog(path))
         assert client.metrics()["spent/llm_unsettled_calls"] == 6
         until_exhausted(client)
         client.close()
@@ -209,9 +210,9 @@ client.chat([ask(f"{{i}}") for i in range(3)])
 
 def test_a_line_of_a_reply_that_was_cut_short_settles_nothing(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(max_tokens=10), ledger=Ledger(path)).chat([ask("a")])
+    ChatClient(Echo(max_tokens=10), ledger=CallLog(path)).chat([ask("a")])
     path.write_bytes(path.read_bytes()[:-30])
-    assert Ledger(path).spent_before.unsettled == 1 and Ledger(path).spent_before.calls == 0
+    assert CallLog(path).spent_before.unsettled == 1 and CallLog(path).spent_before.calls == 0
     [call] = read_calls(path)
     assert call["unsettled"] is True
 
@@ -226,7 +227,7 @@ def test_a_thread_that_never_returns_keeps_its_reservation(tmp_path):
             go_on.wait(30)
             return super().complete(requests)
 
-    client = ChatClient(Stuck(max_tokens=10), ledger=Ledger(tmp_path / FILE_NAME), budget=Budget(calls=2))
+    client = ChatClient(Stuck(max_tokens=10), ledger=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
     thread = threading.Thread(target=client.chat, args=([ask("a")],))
     thread.start()
     assert begun.wait(30)
@@ -236,7 +237,7 @@ def test_a_thread_that_never_returns_keeps_its_reservation(tmp_path):
     thread.join()
     assert client.budget.spent.unsettled == 1 and client.budget.spent.calls == 0
     assert "spent 1 and at most 1" in until_exhausted(client)
-    assert Ledger(tmp_path / FILE_NAME).spent_before.unsettled == 1
+    assert CallLog(tmp_path / FILE_NAME).spent_before.unsettled == 1
 
 
 def test_ctrl_c_while_a_reply_is_waited_for_counts_it():
@@ -256,7 +257,7 @@ def test_a_model_of_this_process_loses_nothing(tmp_path):
 
     client = ChatClient(
         Local(parallel=False, fail={"a": LLMError("no")}),
-        ledger=Ledger(tmp_path / FILE_NAME),
+        ledger=CallLog(tmp_path / FILE_NAME),
         budget=Budget(calls=1),
         failures="fall_back",
     )
@@ -270,7 +271,7 @@ def test_a_model_of_this_process_loses_nothing(tmp_path):
 def test_replies_from_the_cache_reserve_nothing(tmp_path):
     cache = Cache(tmp_path / "cache")
     ChatClient(Echo(), cache).chat([ask("a")])
-    client = ChatClient(Echo(), cache, Ledger(tmp_path / FILE_NAME), budget=Budget(calls=0))
+    client = ChatClient(Echo(), cache, CallLog(tmp_path / FILE_NAME), budget=Budget(calls=0))
     client.chat([ask("a")])
     assert [call["cached"] for call in read_calls(tmp_path / FILE_NAME)] == [True]
 

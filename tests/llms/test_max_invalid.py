@@ -9,16 +9,16 @@ from experiments import comparable_metrics, compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.core.errors import ConfigError, TooManyInvalid
-from llmrl.experiment.means import Means
 from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_values
-from llmrl.llms.asking import Asker
+from llmrl.experiment.resources import RunResources
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import InvalidReply
+from llmrl.llms.structured_query import StructuredQuery
 from llmrl.llms.validity import MaxInvalid
-from llmrl.run.folder import config_hash
+from llmrl.run.config_hash import config_hash
 from models import Echo
 
 ROOMS = (
@@ -38,8 +38,10 @@ def whole(reply):
 
 
 def asker(limit=None, repair_turns=0, path=None):
-    client = ChatClient(Echo(), ledger=None if path is None else Ledger(path), max_invalid=limit)
-    return Asker(client, "test", whole, lambda fault: Prompt("1" if fault else ""), None, repair_turns), client
+    client = ChatClient(Echo(), ledger=None if path is None else CallLog(path), max_invalid=limit)
+    return StructuredQuery(
+        client, "test", whole, lambda fault: Prompt("1" if fault else ""), None, repair_turns
+    ), client
 
 
 def state_of(root):
@@ -100,7 +102,7 @@ class TestTheLimit:
         assert len({config_hash(config) for config in configs}) == 1
 
     def test_a_model_that_is_trained_has_none(self):
-        model = build_model(Means(compose("llm=scripted", primary="train")))
+        model = build_model(RunResources(compose("llm=scripted", primary="train")))
         assert model.max_invalid == MaxInvalid(0.5, 10)
         assert "max_invalid" not in compose("env=cartpole", "agent=linear", primary="finetune")["llm"]
 
@@ -166,14 +168,14 @@ class TestTheClosingTable:
     def test_a_sweep_and_its_status_tell(self, tmp_path, capsys):
         from llmrl.cli.sweep import main
         from llmrl.display.sweeps import print_sweep
-        from llmrl.sweeps.backends.protocol import Job, Outcome
+        from llmrl.sweeps.backends.protocol import Job, JobOutcome
 
         overrides = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
         run(*overrides)
         capsys.readouterr()
         folder = only_run_folder(tmp_path)
         job = Job(compose(*overrides), list(overrides), None, 1, list(overrides))
-        print_sweep([Outcome(job, folder, "finished", result=1.0)])
+        print_sweep([JobOutcome(job, folder, "finished", result=1.0)])
         assert "UNDERSTOOD" in " ".join(capsys.readouterr().out.split())
         with pytest.raises(SystemExit):
             main(["status", str(tmp_path)])
@@ -199,7 +201,7 @@ def test_verdicts_are_told_apart(tmp_path):
 
 def test_an_evaluation_only_counts(tmp_path, capsys):
     from llmrl.cli.evaluate import evaluate, parser
-    from llmrl.display.evaluations import print_evaluation
+    from llmrl.display.evaluation_tables import print_evaluation
 
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
     with pytest.raises(TooManyInvalid):

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
-from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from models import Echo, ask, connected
 
 PLAY = ("env=cartpole", "agent=llm_player", "agent.lessons=1", "env.n_envs=1", "env.horizon=2", "play.episodes=2")
@@ -43,7 +43,7 @@ def test_a_kept_reply_of_before_is_cleaned(tmp_path):
         connected(server, cache=Cache(tmp_path)).chat([ask("q")])
         [path] = tmp_path.rglob("*.json")
         path.write_text(path.read_text().replace("kept", "\\ud800"))
-        client = connected(server, cache=Cache(tmp_path), ledger=Ledger(tmp_path / FILE_NAME))
+        client = connected(server, cache=Cache(tmp_path), ledger=CallLog(tmp_path / FILE_NAME))
         assert client.chat([ask("q")])[0].text == "\ufffd"
 
 
@@ -51,6 +51,6 @@ def test_a_log_with_lines_that_cannot_be_read(tmp_path):
     from llmrl.llms.client import ChatClient
 
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), ledger=Ledger(path)).chat([ask("q")])
+    ChatClient(Echo(), ledger=CallLog(path)).chat([ask("q")])
     path.write_text(f'{{"hash": {LONG}}}\n{"[" * 100_000}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["q"]

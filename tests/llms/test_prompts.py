@@ -4,8 +4,8 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.llms.ledger import read_calls
-from llmrl.llms.prompts import Prompts, folder_digest
+from llmrl.llms.call_log import read_calls
+from llmrl.llms.prompts import PromptFamily, folder_digest
 from llmrl.principals.llm_mechanism import FAMILY, FOLDER
 
 
@@ -26,7 +26,7 @@ def write(folder: Path, **files):
 
 
 def test_ours(folders):
-    prompts = Prompts("game", folders[0])
+    prompts = PromptFamily("game", folders[0])
     assert prompts.names == ["a", "b"]
     prompt = prompts.render("a", x=1)
     assert (prompt.text, prompt.name) == ("part 1 of a\n", "game/a") and len(prompt.hash) == 12
@@ -35,7 +35,7 @@ def test_ours(folders):
 def test_a_user_s_folder_comes_first_and_may_build_on_ours(folders):
     ours, own = folders
     write(own, b="mine", c='{% extends "ours/a.j2" %}', _part="my part {{ x }}")
-    prompts = Prompts("game", ours, own)
+    prompts = PromptFamily("game", ours, own)
     assert prompts.names == ["a", "b", "c"]
     assert prompts.render("b").text == "mine\n"
     assert prompts.render("a", x=1).text == "my part 1 of a\n", "ours is made of the user's parts"
@@ -44,12 +44,12 @@ def test_a_user_s_folder_comes_first_and_may_build_on_ours(folders):
 
 def test_the_hash_covers_every_file_a_prompt_is_made_of(folders):
     ours, own = folders
-    before = {name: Prompts("game", ours).hash(name) for name in "ab"}
+    before = {name: PromptFamily("game", ours).hash(name) for name in "ab"}
     (ours / "_part.j2").write_text("another part {{ x }}")
-    after = {name: Prompts("game", ours).hash(name) for name in "ab"}
+    after = {name: PromptFamily("game", ours).hash(name) for name in "ab"}
     assert before["a"] != after["a"] and before["b"] == after["b"]
     write(own, b="b")
-    assert Prompts("game", ours, own).hash("b") != before["b"]
+    assert PromptFamily("game", ours, own).hash("b") != before["b"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_bad_templates_are_named(folders, text, message):
     (own.parent / "secret.j2").write_text("secret")
     write(own, bad=text)
     with pytest.raises(ConfigError, match=message):
-        Prompts("game", ours, own).render("bad", x=[1])
+        PromptFamily("game", ours, own).render("bad", x=[1])
 
 
 def test_the_file_that_extends_a_missing_one_is_named(folders):
@@ -79,12 +79,12 @@ def test_the_file_that_extends_a_missing_one_is_named(folders):
     with pytest.raises(
         ConfigError, match=r"game/_mine.j2 extends or includes ours/_pert.j2, .*there are _mine, _part, a,"
     ):
-        Prompts("game", ours, own).render("c")
+        PromptFamily("game", ours, own).render("c")
 
 
 def test_no_such_folder(folders):
     with pytest.raises(ConfigError, match="is no folder; put your own prompts into"):
-        Prompts("game", folders[0], folders[1] / "nowhere")
+        PromptFamily("game", folders[0], folders[1] / "nowhere")
 
 
 def test_digest_of_a_folder(folders):
@@ -98,7 +98,7 @@ def test_digest_of_a_folder(folders):
 
 
 def test_values_are_never_templates(folders):
-    assert Prompts("game", folders[0]).render("a", x="{{ 7 * 7 }}").text == "part {{ 7 * 7 }} of a\n"
+    assert PromptFamily("game", folders[0]).render("a", x="{{ 7 * 7 }}").text == "part {{ 7 * 7 }} of a\n"
 
 
 def test_own_words_on_the_command_line(tmp_path):
@@ -121,7 +121,7 @@ def test_own_words_on_the_command_line(tmp_path):
     [call] = read_calls(first / "llm_calls.jsonl")
     assert "My own words." in call["messages"][0]["content"]
     assert call["prompt"] == "principal/escape_room"
-    assert call["prompt_hash"] == Prompts(FAMILY, FOLDER, own).hash("escape_room")
+    assert call["prompt_hash"] == PromptFamily(FAMILY, FOLDER, own).hash("escape_room")
     words.write_text(words.read_text().replace("own", "other"))
     run(*overrides)
     assert len(list((tmp_path / "outputs" / "escape_room").iterdir())) == 2

@@ -1,4 +1,14 @@
-"""Replies of the labelled corpus are read as a careful human reads them, or are no answer."""
+"""Replies of the labelled corpora are read as a careful human reads them, or are no answer.
+
+The first corpus was written before the reader was done, the second after it, by another author who had not seen it. The
+reader was then mended for the open part of the second; nobody who mends it has looked into a held-out part. Right,
+abstained and wrong of what is held out, before and after that:
+
+    first    player 81/4/1, 81/4/1  planner 68/2/3, 69/1/3  principal 73/1/3, 74/1/2  search 70/5/1, 73/2/1
+    second   player 23/1/0, 23/1/0  planner 20/3/1, 22/2/0  principal 20/2/2, 21/1/2  search 20/3/1, 22/1/1
+
+Nothing was mended after the count. A reader that is mended again is to be measured on new replies.
+"""
 
 import json
 import math
@@ -9,35 +19,39 @@ import numpy as np
 import pytest
 
 from llmrl.llms.hosted import written
-from llmrl.llms.reading.choices import Choice
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.steps import Steps
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.plan_parser import PlanParser
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
 
 FOLDER = Path(__file__).parent / "corpus"
+CORPORA = {"first": FOLDER, "second": FOLDER / "second"}
 FAMILIES = ("player", "planner", "principal", "search")
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
-ENOUGH = {"open": (0.95, 0), "held_out": (0.9, 3)}
-"""Least share of a family's replies that are read right, and most that are read wrongly. What was held out was measured
-when the reader was done, 93.3 % right, 2.6 % wrong, and counted again after it was mended for other replies, 93.6 % and
-2.6 %; nobody has looked into it. A reader that is mended is to be measured on new replies."""
+ENOUGH = {
+    ("first", "open"): (0.95, 0),
+    ("first", "held_out"): (0.9, 3),
+    ("second", "open"): (0.95, 0),
+    ("second", "held_out"): (0.85, 2),
+}
+"""Least share of a family's replies that are read right, and most that are read wrongly."""
 
 
 def question(family, asked):
     """The question as the family's part of the platform asks it."""
     if family == "player" and "actions" in asked:
         names, described = ([action[key] for action in asked["actions"]] for key in ("name", "description"))
-        return Choice(names, described, asked["answer_with"] == "number")
+        return ChoiceParser(names, described, asked["answer_with"] == "number")
     if family == "player":
         bounds = [(number["low"], number["high"]) for number in asked["numbers"]]
-        return Vectors([number["name"] for number in asked["numbers"]], bounds=bounds, wanted="action")
+        return VectorParser([number["name"] for number in asked["numbers"]], bounds=bounds, wanted="action")
     if family == "planner":
         skills = [(skill["name"], skill["takes_object"]) for skill in asked["skills"]]
-        return Steps(skills, asked["objects"], asked["max_steps"], asked["state"])
+        return PlanParser(skills, asked["objects"], asked["max_steps"], asked["state"])
     if family == "principal":
         parameters = asked["parameters"]
-        return Vectors(
+        return VectorParser(
             [p["name"] for p in parameters],
             bounds=[(p["low"], p["high"]) for p in parameters],
             turn=asked["generation"],
@@ -48,7 +62,7 @@ def question(family, asked):
     n, parameters = asked["n"], asked["parameters"]
     each = [parameters["all"]] * n if isinstance(parameters, dict) else parameters
     tabular = all(p["low"] == 0 and p["decimals"] == 0 and p["high"] < len(asked.get("actions", ())) for p in each)
-    return Vectors(
+    return VectorParser(
         [f"params[{i}]" for i in range(n)],
         n=asked["together"],
         bounds=[(p["low"], p["high"]) for p in each],
@@ -80,7 +94,7 @@ def expected(family, asked, label):
 def outcome(family, asked, line):
     try:
         reply = line["reply"]
-        answer = understand(written(reply), question(family, asked), reply["finish_reason"] == "length").answer
+        answer = parse_answer(written(reply), question(family, asked), reply["finish_reason"] == "length").answer
     except InvalidReply:
         return RIGHT if line["expected"] is None else ABSTAINED
     if isinstance(answer, np.ndarray):
@@ -103,7 +117,7 @@ def doubtful(line):
 
 def measured(family, path):
     """Counts of (style, outcome), and the ids of what is not right, without those on which careful people differ."""
-    questions = json.loads((FOLDER / f"questions_{family}.json").read_text())
+    questions = json.loads((path.parent / f"questions_{family}.json").read_text())
     counts, missed = Counter(), {ABSTAINED: [], WRONG: []}
     for line in map(json.loads, path.read_text().splitlines()):
         found = outcome(family, questions[line["question_id"]], line)
@@ -113,10 +127,10 @@ def measured(family, path):
     return counts, missed
 
 
-@pytest.mark.parametrize("part", ["open", "held_out"])
+@pytest.mark.parametrize(("corpus", "part"), ENOUGH)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replies_are_read_as_people_read_them(family, part):
-    counts, missed = measured(family, FOLDER / f"{family}{'' if part == 'open' else '_held_out'}.jsonl")
+def test_replies_are_read_as_people_read_them(family, corpus, part):
+    counts, missed = measured(family, CORPORA[corpus] / f"{family}{'' if part == 'open' else '_held_out'}.jsonl")
     total = Counter()
     for (style, found), count in counts.items():
         total[found] += count
@@ -124,9 +138,9 @@ def test_replies_are_read_as_people_read_them(family, part):
     styles = sorted({style for style, _ in counts})
     for name, key in [(family, None), *((style, style) for style in styles)]:
         row = [total[found if key is None else (key, found)] for found in (RIGHT, ABSTAINED, WRONG)]
-        print(f"{name:10} {part:8} right {row[0]:4} abstained {row[1]:3} wrong {row[2]:3}")
+        print(f"{name:10} {corpus:6} {part:8} right {row[0]:4} abstained {row[1]:3} wrong {row[2]:3}")
     if part == "open":
         print("not right:", missed)
-    right, wrong = ENOUGH[part]
+    right, wrong = ENOUGH[corpus, part]
     assert len(missed[WRONG]) <= wrong
     assert total[RIGHT] >= right * sum(counts.values())

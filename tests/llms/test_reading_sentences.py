@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrl.llms.reading.choices import Choice
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.steps import Steps
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.plan_parser import PlanParser
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
 
 TAXI = ["move south", "move north", "move east", "move west", "pick up", "drop off"]
@@ -21,14 +21,14 @@ MEANT = ["turn left", "turn right", "move forward", "pick up an object", "drop",
 SKILLS = [("explore", False), ("go to", True), ("pick up", True), ("drop", False), ("toggle", True)]
 STATE = "Agent sees <door, key>, holds <nothing>."
 QUESTIONS = {
-    "taxi": Choice(TAXI, [""] * 6),
-    "taxi by number": Choice(TAXI, [""] * 6, numbered=True),
-    "cards": Choice(["stick", "hit"], ["stop taking cards", "take one more card"]),
-    "grid": Choice(GRID, MEANT),
-    "plan": Steps(SKILLS, ["key", "door", "ball"], 4, STATE),
-    "incentives": Vectors(["eat", "clean", "other"], bounds=[(0, 3)] * 3, turn=4),
-    "taxes": Vectors(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3, turn=7),
-    "search": Vectors([f"params[{i}]" for i in range(3)], turn=5, tried=[[0.4, -0.4, 1.9], [1, 2, 3]]),
+    "taxi": ChoiceParser(TAXI, [""] * 6),
+    "taxi by number": ChoiceParser(TAXI, [""] * 6, numbered=True),
+    "cards": ChoiceParser(["stick", "hit"], ["stop taking cards", "take one more card"]),
+    "grid": ChoiceParser(GRID, MEANT),
+    "plan": PlanParser(SKILLS, ["key", "door", "ball"], 4, STATE),
+    "incentives": VectorParser(["eat", "clean", "other"], bounds=[(0, 3)] * 3, turn=4),
+    "taxes": VectorParser(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3, turn=7),
+    "search": VectorParser([f"params[{i}]" for i in range(3)], turn=5, tried=[[0.4, -0.4, 1.9], [1, 2, 3]]),
 }
 CASES = [json.loads(line) for line in (Path(__file__).parent / "corpus" / "sentences.jsonl").read_text().splitlines()]
 
@@ -42,7 +42,7 @@ def told(answer):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['question']}: {case['reply'][:40]!r}")
 def test_it_is_read_as_a_person_reads_it(case):
     try:
-        found = told(understand(case["reply"], QUESTIONS[case["question"]], case.get("cut", False)).answer)
+        found = told(parse_answer(case["reply"], QUESTIONS[case["question"]], case.get("cut", False)).answer)
     except InvalidReply:
         found = None
     assert case["expected"] == found

@@ -8,21 +8,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmrl.llms.hosted import written
-from llmrl.llms.reading.choices import Choice
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.numerals import number_of
-from llmrl.llms.reading.steps import Steps
-from llmrl.llms.reading.structures import structures
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.json_and_markup import structures
+from llmrl.llms.reading.number_parser import number_of
+from llmrl.llms.reading.plan_parser import PlanParser
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
 
 NAMES = ("turn left", "turn_right", "go forward", "noop")
 SKILLS = (("explore", False), ("go to", True), ("pick up", True))
 OBJECTS = ("red key", "blue door")
-CHOICE, BY_NUMBER = Choice(NAMES), Choice(NAMES, numbered=True)
-PLAN = Steps(SKILLS, OBJECTS, 20)
-PARAMS = Vectors([f"params[{i}]" for i in range(3)])
-RATES = Vectors(["rate_1", "rate_2", "other"])
+CHOICE, BY_NUMBER = ChoiceParser(NAMES), ChoiceParser(NAMES, numbered=True)
+PLAN = PlanParser(SKILLS, OBJECTS, 20)
+PARAMS = VectorParser([f"params[{i}]" for i in range(3)])
+RATES = VectorParser(["rate_1", "rate_2", "other"])
 
 numbers = st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 steps = st.lists(
@@ -99,7 +99,7 @@ def test_wrappers_change_nothing(question, wrapper, notation, text):
     assume(wrapper != "list" or (notation == "json" and text not in ("corrected", "tag")))
     question, fields, answer = question
     reply = AROUND_TEXTS[text].replace("%s", NOTATIONS[notation](AROUND_OBJECTS[wrapper](fields)))
-    found = understand(reply, question).answer
+    found = parse_answer(reply, question).answer
     assert found.tolist() == answer if isinstance(found, np.ndarray) else found == answer
 
 
@@ -111,7 +111,7 @@ def test_a_reply_that_is_cut_means_the_same_or_nothing(question, data):
     )
     end = data.draw(st.integers(0, len(whole)))
     try:
-        found = understand(whole[:end], question, cut=True).answer
+        found = parse_answer(whole[:end], question, cut=True).answer
     except InvalidReply:
         return
     assert found.tolist() == answer if isinstance(found, np.ndarray) else found == answer
@@ -126,9 +126,9 @@ def test_a_thought_alone_is_no_answer(question):
         "<think>%s Hm, let me see what else there is.\nOr rather not?",
     ):
         with pytest.raises(InvalidReply):
-            understand(text.replace("%s", json.dumps(fields)), question)
+            parse_answer(text.replace("%s", json.dumps(fields)), question)
     with pytest.raises(InvalidReply, match="inside a thought"):
-        understand(f"<think>{json.dumps(fields)}", question, cut=True)
+        parse_answer(f"<think>{json.dumps(fields)}", question, cut=True)
 
 
 @given(ASKED, ASKED)
@@ -138,10 +138,10 @@ def test_different_answers_are_none(question, other):
     if fields.keys() != others.keys() or type(answer) is not type(another):
         return
     if question is other[0] and answer == another:
-        understand(text, question)
+        parse_answer(text, question)
     elif question is other[0]:
         with pytest.raises(InvalidReply, match="different"):
-            understand(text, question)
+            parse_answer(text, question)
 
 
 MESSAGES = [

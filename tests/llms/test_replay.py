@@ -5,8 +5,8 @@ import pytest
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.seeding import Seeds
+from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.replay import ReplayChat
 from models import Echo, ask
 
@@ -14,7 +14,7 @@ RUN = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=6", "de
 
 
 def recorded(folder, *texts, stream=0):
-    ChatClient(Echo(), ledger=Ledger(folder / FILE_NAME), stream=stream).chat([ask(text) for text in texts])
+    ChatClient(Echo(), ledger=CallLog(folder / FILE_NAME), stream=stream).chat([ask(text) for text in texts])
 
 
 def replay(path, seed=0):
@@ -69,7 +69,7 @@ def test_shared_replies_serve_any_seed(tmp_path):
 def test_nothing_to_replay(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no llm_calls\.jsonl"):
         replay(tmp_path / "nowhere")
-    Ledger(tmp_path / FILE_NAME)
+    CallLog(tmp_path / FILE_NAME)
     with pytest.raises(ConfigError, match="holds no reply"):
         replay(tmp_path)
 

@@ -8,12 +8,12 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.hosted import reply_of
-from llmrl.llms.ledger import Ledger, read_calls
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.llms.request_key import request_key
-from llmrl.llms.sampling import Sampling
+from llmrl.llms.sampling import SamplingSettings
 from llmrl.llms.transcript import markdown
 from models import ask, connected
 
@@ -73,7 +73,7 @@ def test_room_for_thoughts_is_set_aside_in_budget_and_window():
 )
 def test_settings_that_contradict_the_client_are_refused(settings, named):
     with pytest.raises(ConfigError, match=named):
-        Sampling(**settings)
+        SamplingSettings(**settings)
 
 
 THOUGHT = {"content": "yes", "reasoning_content": "hm, perhaps"}
@@ -83,7 +83,7 @@ def test_thoughts_are_kept_beside_the_reply(tmp_path):
     usage = {"completion_tokens_details": {"reasoning_tokens": 5}}
     with FakeOpenAIServer(lambda messages: THOUGHT, usage=usage) as server:
         for _ in range(2):
-            client = connected(server, cache=Cache(tmp_path / "cache"), ledger=Ledger(tmp_path / "calls.jsonl"))
+            client = connected(server, cache=Cache(tmp_path / "cache"), ledger=CallLog(tmp_path / "calls.jsonl"))
             [reply] = client.chat([ask()])
             assert (reply.text, reply.thoughts, reply.reasoning_tokens) == ("yes", "hm, perhaps", 5)
             assert client.metrics()["llm/reasoning_tokens"] == 5

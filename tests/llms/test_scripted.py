@@ -7,12 +7,12 @@ from pydantic import BaseModel, Field
 
 from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.records import parse_json
+from llmrl.llms.reading.object_parser import parse_json
 from llmrl.llms.scripted import REFUSAL
 from llmrl.llms.structured import json_schema
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from models import ask, scripted
 from societies import CLEANUP, outcome, toy
 

@@ -20,8 +20,8 @@ from llmrl.llms import schema_draw
 from llmrl.llms.client import ChatClient
 from llmrl.llms.scripted import RULES, ScriptedChat, UnreadPromptError
 from llmrl.principals import scripted_search
-from llmrl.principals.llm import llm_principal
-from llmrl.teachers.domains import find_domain
+from llmrl.principals.llm_factory import llm_principal
+from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
 from models import ask, scripted
 from particle_games import SCENARIOS, domain_of, random_world, told
@@ -78,7 +78,7 @@ def play(text, model):
         over = False
         while not over:
             observation, reward, terminated, truncated, info = env.step(player.act(observation, info))
-            player.happened(reward, terminated, truncated)
+            player.on_step(reward, terminated, truncated)
             over = terminated or truncated
 
 
@@ -140,7 +140,7 @@ def test_a_rule_answers_every_shipped_prompt(name, drawn, caplog):
 
 def test_every_shipped_prompt_is_tried():
     """Whoever adds a prompt beside the rules adds it above; `check` is tried by tests/cli/test_llm_cli.py and
-    `control` by tests/experiment/test_trial.py."""
+    `control` by tests/experiment/test_model_trial.py."""
     families = {"prompts": "", "search_prompts": "search"}
     shipped = set()
     for module in {importlib.import_module(name) for purpose, name in RULES.items() if purpose != "control"}:

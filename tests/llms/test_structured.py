@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.records import Text, parse_json
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.object_parser import TextParser, parse_json
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply, json_schema
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
-# No signs with which a value, another turn or a correction could begin.
-prose = st.text(st.sampled_from("abc defg hij .\n"), max_size=60)
+# No signs with which a value, another turn or a correction could begin, and no letters of "if", "bad" or "e.g.".
+prose = st.text(st.sampled_from("abc fgh jklm .\n"), max_size=60)
 
 
 class Answer(BaseModel):
@@ -24,7 +24,7 @@ class Answer(BaseModel):
 
 
 def dollars(text, n):
-    return understand(text, Vectors([f"number_{i}" for i in range(n)])).answer[0]
+    return parse_answer(text, VectorParser([f"number_{i}" for i in range(n)])).answer[0]
 
 
 class TestDollar:
@@ -175,7 +175,7 @@ class TestJson:
     ],
 )
 def test_a_text_is_found(text):
-    assert understand(text, Text("lesson", 100)).answer == "look left first"
+    assert parse_answer(text, TextParser("lesson", 100)).answer == "look left first"
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_a_text_is_found(text):
 )
 def test_no_text_is_found(text):
     with pytest.raises(InvalidReply):
-        understand(text, Text("lesson", 100))
+        parse_answer(text, TextParser("lesson", 100))

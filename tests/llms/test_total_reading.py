@@ -12,33 +12,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from llmrl.agents.llm_player.answers import Choices, Numbers, read_lesson, read_reply
+from llmrl.agents.llm_player.answer_format import ContinuousAnswer, DiscreteAnswer, read_lesson, read_reply
 from llmrl.core.records import ChatReply
-from llmrl.core.spaces import ActionNumbers
-from llmrl.llms.asking import Asker
+from llmrl.core.spaces import ContinuousActions
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger, read_calls
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.reading import structures
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.records import parse_json
-from llmrl.llms.reading.said import LONGEST_REPLY, cleaned, said
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading import json_and_markup
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.object_parser import parse_json
+from llmrl.llms.reading.reply_cleaning import LONGEST_REPLY, clean_reply, cleaned
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply, read
-from llmrl.principals.llm import llm_principal
+from llmrl.llms.structured_query import StructuredQuery
+from llmrl.principals.llm_factory import llm_principal
 from llmrl.teachers.plans import Skill, parse_reply
 from models import Echo, scripted
 from societies import toy
 from some import some
 
 SKILLS = (Skill("go to", True, ""), Skill("explore", False, ""))
-CHOICES = Choices((("left", ""), ("right", "")))
-ARM = Numbers(ActionNumbers(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
+CHOICES = DiscreteAnswer((("left", ""), ("right", "")))
+ARM = ContinuousAnswer(ContinuousActions(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
 
 
 def numbers(text, n, d):
-    return understand(text, Vectors([f"params[{i}]" for i in range(d)], n))
+    return parse_answer(text, VectorParser([f"params[{i}]" for i in range(d)], n))
 
 
 class Thing(BaseModel):
@@ -48,11 +48,11 @@ class Thing(BaseModel):
 
 READERS = {
     "model": lambda text: parse_json(text, Thing),
-    "dollar": lambda text: understand(text, Vectors(["x", "y", "z"])),
+    "dollar": lambda text: parse_answer(text, VectorParser(["x", "y", "z"])),
     "numbers": lambda text: numbers(text, 1, 2),
     "several": lambda text: numbers(text, 2, 2),
-    "grid": lambda text: understand(text, Vectors(["params[0]", "params[1]"], words=["left", "right"])),
-    "cut": lambda text: understand(text, Vectors(["x", "y"]), cut=True),
+    "grid": lambda text: parse_answer(text, VectorParser(["params[0]", "params[1]"], words=["left", "right"])),
+    "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), cut=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
     "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
     "arm": lambda text: read_reply(text, ARM, None),
@@ -243,27 +243,29 @@ def test_the_work_is_linear(pattern, monkeypatch):
     """No more than so many lines are executed for each character, and the library that repairs JSON, which takes longer
     than linear time, is given a bounded part of the text."""
     given = []
-    repair = structures.json_repair.loads
+    repair = json_and_markup.json_repair.loads
     monkeypatch.setattr(
-        structures.json_repair, "loads", lambda piece, **more: given.append(piece) or repair(piece, **more)
+        json_and_markup.json_repair, "loads", lambda piece, **more: given.append(piece) or repair(piece, **more)
     )
-    folder = str(Path(structures.__file__).parent)
+    folder = str(Path(json_and_markup.__file__).parent)
     text = PATTERNS[pattern][:LONGEST_REPLY]
     for name, parse in READERS.items():
         given.clear()
         assert steps_of(text, parse, folder) < STEPS * LONGEST_REPLY, name
         # Quoting what is no JSON makes a piece somewhat longer.
-        assert sum(map(len, given)) <= 2 * 3 * structures.MOST_BROKEN, name
+        assert sum(map(len, given)) <= 2 * 3 * json_and_markup.MOST_BROKEN, name
 
 
 def test_thoughts_are_left_out():
-    assert said("a<think>b</think>c<THINKING>d</thinking>e").text == "ace"
-    assert said("of a cut-off thought</think>answer").text == "answer"
-    assert said("answer<think>and on").text == "answer" and said("answer<think>and on").thought == "and on"
-    assert said("<think>a<think>b</think>c").text == "c"
-    assert said("x<|message|>y<|message|>z").text == "z"
-    assert said("a</think>b<think>c</think>d</think>e").text == "e"
-    assert said("<think>" + "x" * LONGEST_REPLY).thought and said("x" * LONGEST_REPLY).thought is None
+    assert clean_reply("a<think>b</think>c<THINKING>d</thinking>e").text == "ace"
+    assert clean_reply("of a cut-off thought</think>answer").text == "answer"
+    assert (
+        clean_reply("answer<think>and on").text == "answer" and clean_reply("answer<think>and on").thought == "and on"
+    )
+    assert clean_reply("<think>a<think>b</think>c").text == "c"
+    assert clean_reply("x<|message|>y<|message|>z").text == "z"
+    assert clean_reply("a</think>b<think>c</think>d</think>e").text == "e"
+    assert clean_reply("<think>" + "x" * LONGEST_REPLY).thought and clean_reply("x" * LONGEST_REPLY).thought is None
 
 
 def test_numbers_are_read_as_people_write_them():
@@ -283,8 +285,8 @@ def test_texts_are_cleaned_after_parsing():
 
 
 def asker(parse, path, model, **options):
-    client = ChatClient(model, Cache(path / "cache"), Ledger(path / FILE_NAME), **options)
-    return Asker(client, "test", parse, lambda fault: Prompt(f"wrong: {fault}"), None, 0), client
+    client = ChatClient(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
+    return StructuredQuery(client, "test", parse, lambda fault: Prompt(f"wrong: {fault}"), None, 0), client
 
 
 class Says(Echo):
@@ -341,10 +343,10 @@ def test_a_lesson_with_half_a_pair_can_be_asked_with(tmp_path):
 
 def test_logs_with_lines_that_no_json_reader_takes(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), ledger=Ledger(path)).chat([scripted_request()])
+    ChatClient(Echo(), ledger=CallLog(path)).chat([scripted_request()])
     path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"judged": "x"}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["hi"]
-    assert Ledger(path).spent_before.calls == 1
+    assert CallLog(path).spent_before.calls == 1
 
 
 def scripted_request():

@@ -13,7 +13,7 @@ import commands
 from experiments import comparable_metrics, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import read_calls
 from llmrl.principals import scripted_mechanism
 
 KEY = "sk-canary-1234"

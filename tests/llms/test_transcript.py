@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from experiments import only_run_folder, run
-from llmrl.llms.ledger import FILE_NAME, read_calls
+from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.transcript import ALL_OF_FIRST, CHARACTERS, Transcript, markdown
 from llmrl.loops.design import DesignLoop
 

@@ -17,18 +17,18 @@ from pydantic import BaseModel
 from fake_openai_server import FAULTS, FINAL, ODD, PASSING, FakeOpenAIServer, question_of
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.records import ChatRequest
-from llmrl.llms.asking import Asker
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import Ledger, read_calls
 from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.reading.records import parse_json
+from llmrl.llms.reading.object_parser import parse_json
 from llmrl.llms.retry import Retry
 from llmrl.llms.structured import json_schema
+from llmrl.llms.structured_query import StructuredQuery
 
 OPEN_FILES = Path("/proc/self/fd")
 REQUESTS, CALLERS = 500, 16
@@ -42,7 +42,7 @@ def client(url, folder, retries, timeout=1.0):
     return ChatClient(
         OpenAICompatibleChat(url, "fake-model", max_tokens=100, timeout=timeout),
         Cache(folder / "cache"),
-        Ledger(folder / "llm_calls.jsonl"),
+        CallLog(folder / "llm_calls.jsonl"),
         Retry(retries, first_delay=0.002, longest_delay=0.01),
         RateLimit(concurrency=CALLERS),
         failures="fall_back",
@@ -168,7 +168,7 @@ def test_questions_end_in_a_value_or_a_counted_none(tmp_path):
 
     with nothing_left(), FakeOpenAIServer(number, fault_rate=0.3, fault_kinds=FAULTS, seed=1) as server:
         chat = client(server.url, tmp_path, retries=1)
-        asker = Asker(
+        asker = StructuredQuery(
             chat,
             "test",
             lambda reply: parse_json(reply.text, Number).number,

@@ -10,10 +10,10 @@ import json
 import types
 import typing
 
-import numpy as np
 import pytest
 import typing_extensions
 
+from hosted_questions import FRAME, QUESTIONS
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
@@ -36,36 +36,6 @@ pytestmark = [
 ]
 
 HOSTED = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
-TEXT = {"type": "string"}
-
-
-def schema(**fields):
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-
-
-STEP = schema(skill={"type": "string", "enum": ["go to", "open"]}, object={"type": "string", "enum": ["", "door"]})
-TURNS = [("system", "rules"), ("user", "left?"), ("assistant", '{"action": "left"}'), ("user", "And now?")]
-QUESTIONS = {
-    "player": (TURNS, schema(reflection=TEXT, action={"type": "string", "enum": ["left", "right"]})),
-    "planner": (
-        [("user", "Plan.")],
-        schema(reasoning=TEXT, plan={"type": "array", "items": {"$ref": "#/$defs/Step"}}) | {"$defs": {"Step": STEP}},
-    ),
-    "principal": (
-        [("user", "generation 1: payoff 2\n" * 300 + "What now?"), ("assistant", "{"), ("user", "No JSON. Again.")],
-        schema(reasoning=TEXT, tax={"type": "number", "title": "Tax", "description": "a rate"}),
-    ),
-    "seeing player": (
-        [("user", "now\n" * 600)],
-        schema(action={"type": "string", "enum": ["left", "right"]}),
-    ),
-    "search": (
-        [("user", "[1, 2] -> 3\n" * 600)],
-        schema(reasoning=TEXT, params={"type": "array", "items": {"type": "number"}}),
-    ),
-}
-"""Of each family a question as it is asked, and the schema of its reply."""
-FRAME = np.random.default_rng(0).integers(0, 256, (96, 64, 3), dtype=np.uint8)
 
 
 def sent(option, question, monkeypatch):
@@ -167,7 +137,7 @@ def test_the_pictures_arrive_whole_and_models_take_them(option, monkeypatch):
     file = picture(FRAME, 96).partition(",")[2]
     body = sent(option, "seeing player", monkeypatch)
     assert sum(text.endswith(file) for text in _texts(body)) == 2
-    assert chat_model(option).sees
+    assert chat_model(option).sees()
 
 
 def test_what_is_unknown_or_of_another_kind_is_found():

@@ -72,11 +72,11 @@ def test_groups_of_games_draw_the_same_numbers():
     policy = PartitionedPolicy([RandomPolicy(EscapeRoom(Seeds(0), n_envs=2, n_agents=4).spec) for _ in range(3)], 2)
     collector = Collector(env, policy, "cpu")
     collector.reset(0)
-    rollout = collector.collect(10, torch.Generator().manual_seed(0), learn=False, keep_exposure=True)
+    rollout = collector.collect(10, torch.Generator().manual_seed(0), learn=False, keep_reward_jacobian=True)
     first, *others = split(rollout, 3)
     for other in others:
         assert torch.equal(first.action, other.action) and torch.equal(first.base_reward, other.base_reward)
-        assert torch.equal(first.exposure, other.exposure)
+        assert torch.equal(first.reward_jacobian, other.reward_jacobian)
         assert (first.info["door_open"] == other.info["door_open"]).all()
         assert [e.base_returns.tolist() for e in first.episodes] == [e.base_returns.tolist() for e in other.episodes]
     assert not torch.equal(first.action[:, 0], first.action[:, 1]), "games of one group differ"
@@ -89,7 +89,7 @@ def test_exposure_is_the_derivative_of_the_reward():
     env.set_mechanism(values)
     env.reset()
     step = env.step(np.random.default_rng(0).integers(5, size=(3, 5)))
-    assert np.allclose(step.reward, step.base_reward + step.exposure @ values)
+    assert np.allclose(step.reward, step.base_reward + step.reward_jacobian @ values)
 
 
 def test_games_that_cannot_be_shared_out_are_refused(tmp_path):

@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from some import some
@@ -27,7 +27,7 @@ SOCIETIES = (
     *BANDIT,
     "design.race=2",
     "design.race_rounds=2",
-    "design.societies=3",
+    "design.replicates=3",
     "env.n_envs=12",
     "env.fixed_context=0",
 )
@@ -166,9 +166,9 @@ def test_societies_that_do_not_start_anew_are_not_raced(tmp_path):
 
 def test_an_error_over_societies():
     """What the pool makes of a proposal that governed three societies, twice."""
-    from llmrl.core.pooling import Pool
+    from llmrl.core.pooling import PooledEstimates
 
-    pool, societies = Pool(), [np.array([1.0, 2.0, 6.0]), np.array([0.0, 4.0, 5.0])]
+    pool, societies = PooledEstimates(), [np.array([1.0, 2.0, 6.0]), np.array([0.0, 4.0, 5.0])]
     for each in societies:
         pool.add([1.0], float(each.mean()), standard_error_of_mean(each), 3, 12)
     assert pool.of([1.0]).standard_error == pytest.approx(standard_error_of_mean(np.concatenate(societies)))

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import ConfigError
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 

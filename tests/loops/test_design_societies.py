@@ -11,7 +11,7 @@ from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from some import some
 
 SHORT = ("env=escape_room", "design.steps=2", "design.adapt_rounds=6")
@@ -33,7 +33,7 @@ def test_societies_are_the_runs_of_the_seeds_that_follow(tmp_path, share):
         "env.fixed_context=0",
         f"agent.share_parameters={share}",
     )
-    several = ("design.societies=3", "design.society_seeds=consecutive", "env.n_envs=96")
+    several = ("design.replicates=3", "design.society_seeds=consecutive", "env.n_envs=96")
     folder, together = design(tmp_path / "all", *shared, *several, "seed=1")
     agents = saved_state(folder)[1]["agents"]
     assert len(agents) == 3
@@ -57,7 +57,7 @@ def test_no_two_societies_of_a_sweep_are_alike(tmp_path):
     for seed in range(3):
         folder, summary = design(
             tmp_path / str(seed), "principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0",
-            "design.societies=3", "env.n_envs=96", "design.steps=1", f"seed={seed}", "agent.share_parameters=true",
+            "design.replicates=3", "env.n_envs=96", "design.steps=1", f"seed={seed}", "agent.share_parameters=true",
         )  # fmt: skip
         agents = saved_state(folder)[1]["agents"]
         weights += [torch.cat([x.flatten() for x in agent["policy"].values()]) for agent in agents]
@@ -70,7 +70,7 @@ def test_no_two_societies_of_a_sweep_are_alike(tmp_path):
 @pytest.mark.slow
 def test_the_first_society_is_the_run_without_others(tmp_path):
     shared = ("principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0", "seed=4")
-    _, several = design(tmp_path / "several", *shared, "design.societies=2", "env.n_envs=64")
+    _, several = design(tmp_path / "several", *shared, "design.replicates=2", "env.n_envs=64")
     _, alone = design(tmp_path / "alone", *shared)
     for row, own in zip(several["history"], alone["history"], strict=True):
         assert row["societies"][0] == pytest.approx(own["objective"], abs=1e-6)
@@ -80,7 +80,7 @@ def test_the_first_society_is_the_run_without_others(tmp_path):
 def test_proposals_are_compared_on_the_same_societies(tmp_path):
     """Equal proposals fare equally, society by society; what is logged is the mean over proposals."""
     folder, summary = design(
-        tmp_path, "principal=fixed", "principal.values=[3,1,0,2,0]", "design.candidates=2", "design.societies=2",
+        tmp_path, "principal=fixed", "principal.values=[3,1,0,2,0]", "design.candidates=2", "design.replicates=2",
         "env.n_envs=16", "design.validate_episodes=8", "agent.keep_optimizer=true",
     )  # fmt: skip
     rows = comparable_metrics(folder, "proposal")
@@ -97,7 +97,7 @@ def test_evaluate_plays_the_first_society_of_the_best_proposal(tmp_path):
     from llmrl.cli.evaluate import evaluate, parser
 
     folder, summary = design(
-        tmp_path, "principal=random", "design.candidates=3", "design.societies=2", "env.n_envs=12"
+        tmp_path, "principal=random", "design.candidates=3", "design.replicates=2", "env.n_envs=12"
     )  # fmt: skip
     best = max((row for row in summary["history"] if row["step"] == 2), key=lambda row: row["objective"])
     found = evaluate(parser().parse_args([str(folder), "--episodes", "12"]))
@@ -128,8 +128,8 @@ def test_games_of_several_seeds_are_those_of_each_alone():
 
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"16 games cannot be divided into 6 equal groups: .*env.n_envs.* e.g. 18"):
-        design(tmp_path, "principal=random", "design.candidates=2", "design.societies=3", "env.n_envs=16")
-    with pytest.raises(ConfigError, match=r"design.societies=2: .*principal=metagrad.* set design.societies=1"):
-        design(tmp_path, "principal=metagrad", "agent=pg", "design.societies=2", "env.n_envs=16")
-    with pytest.raises(ConfigError, match="societies"):
-        design(tmp_path, "principal=random", "design.societies=0")
+        design(tmp_path, "principal=random", "design.candidates=2", "design.replicates=3", "env.n_envs=16")
+    with pytest.raises(ConfigError, match=r"design.replicates=2: .*principal=metagrad.* set design.replicates=1"):
+        design(tmp_path, "principal=metagrad", "agent=pg", "design.replicates=2", "env.n_envs=16")
+    with pytest.raises(ConfigError, match=r"design\.replicates=0"):
+        design(tmp_path, "principal=random", "design.replicates=0")

@@ -111,7 +111,7 @@ def test_who_cannot_be_probed_is_refused(tmp_path, signal_game):
 def test_the_shipped_probes_are_prompts_of_the_environment():
     """Each probe is what a player reads there: the sentences are those that the environment could write."""
     from llmrl.config.builder import Builder
-    from llmrl.envs.babyai.words import tokens, vocabulary
+    from llmrl.envs.babyai.language import tokens, vocabulary
 
     assert shipped() == ["babyai_text"]
     env = Builder({"seeds": Seeds(0)}).build({**compose("env=babyai_text", "agent=random")["env"], "n_envs": 1}, "env")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.analysis.statistics import standard_error_of_mean
-from llmrl.core.pooling import Pool
+from llmrl.core.pooling import PooledEstimates
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
@@ -37,7 +37,7 @@ class TestPool:
     @pytest.mark.slow
     @given(st.lists(st.tuples(st.integers(0, 2), NUMBERS), min_size=1, max_size=20))
     def test_an_estimate_is_that_of_all_episodes_together(self, measured):
-        pool, episodes = Pool(), {}
+        pool, episodes = PooledEstimates(), {}
         for vector, values in measured:
             error = standard_error_of_mean(np.array(values))
             pool.add([vector, 0.5], float(np.mean(values)), error, len(values), len(values))
@@ -55,13 +55,13 @@ class TestPool:
         assert best.value == max(pool.of([vector, 0.5]).value for vector in episodes)
 
     def test_a_lucky_measurement_is_not_the_best(self):
-        pool = Pool()
+        pool = PooledEstimates()
         for vector, value in ((0, 122.0), (1, 145.0), (0, 152.2), (0, 148.6)):
             pool.add([vector], value, 1.0, 20, 20)
         assert pool.best().vector == (1.0,) and pool.of([0]).value == pytest.approx(140.933, abs=1e-3)
 
     def test_few_episodes_are_not_the_best_until_there_are_more(self):
-        pool = Pool(fewest=20)
+        pool = PooledEstimates(fewest=20)
         pool.add([1.0], 500.0, None, 1, 1)
         assert pool.best() is None and pool.ranked() == []
         pool.add([2.0], 30.0, 2.0, 20, 20)
@@ -70,7 +70,7 @@ class TestPool:
         assert pool.best().vector == (1.0,) and pool.best().value == pytest.approx(2500 / 21)
 
     def test_the_same_draw_counts_once_and_contexts_are_apart(self):
-        pool = Pool()
+        pool = PooledEstimates()
         for _ in range(3):
             pool.add([1.0], 5.0, 1.0, 4, 4, context="a", draw="step 1")
         pool.add([1.0], 9.0, 1.0, 4, 4, context="b", draw="step 2")
@@ -78,7 +78,7 @@ class TestPool:
 
     def test_one_society_tells_its_error_until_there_are_two(self):
         """Episodes of one society are no independent measurements of its proposal."""
-        pool = Pool()
+        pool = PooledEstimates()
         pool.add([0.0], 10.0, 0.1, 1, 8)
         assert pool.of([0.0]).standard_error == 0.1
         pool.add([0.0], 14.0, 0.1, 1, 8)
@@ -125,7 +125,7 @@ class TestRules:
         mean is the highest of five, and what is measured after that is what it is worth."""
         rng, flattered, raced, after = np.random.default_rng(0), [], [], []
         for _ in range(300):
-            pool = Pool()
+            pool = PooledEstimates()
             for i in range(50):
                 values = rng.normal(0, 1, 20)
                 pool.add([i], values.mean(), standard_error_of_mean(values), 20, 20)

@@ -17,14 +17,14 @@ from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import plan
-from llmrl.llms.ledger import FILE_NAME as LEDGER
-from llmrl.llms.ledger import read_calls
+from llmrl.llms.call_log import FILE_NAME as LEDGER
+from llmrl.llms.call_log import read_calls
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
 from llmrl.loops.search_settings import SearchSettings, warmup_vectors
-from llmrl.principals.random_ import RandomPrincipal
-from llmrl.run.content import saved_state
+from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.run.artifacts import saved_state
 from llmrl.run.proposals import FILE_NAME, read_proposals
 from policies import LAKE, POLE
 from societies import toy
@@ -223,7 +223,7 @@ def toy_table():
         ("principal=gp", "principal.initial=2"),
         ("principal=cem", "principal.population=4"),
         ("principal=cmaes", "principal.population=4"),
-        ("principal=llm", "principal.together=true"),
+        ("principal=llm", "principal.one_prompt_per_batch=true"),
         ("principal=random", "agent=mlp_policy"),
         ("principal=random", "agent=projection"),
     ],
@@ -286,7 +286,7 @@ def test_a_policy_without_numbers_is_not_played(agent):
     try:
         with pytest.raises(ConfigError, match=r"principal=none proposes none: choose principal=cmaes.*principal=fixed"):
             build_loop(config, parts)
-        parts.agents[0].adopt(np.zeros(parts.agents[0].controller.space.dim))
+        parts.agents[0].set_parameters(np.zeros(parts.agents[0].controller.space.dim))
         assert isinstance(build_loop(config, parts), PlayLoop)
     finally:
         parts.close()

@@ -162,6 +162,6 @@ def test_the_scripted_searcher_finds_the_best_table(tmp_path, name, optimum, bud
     """A hill climber that reads nothing but prompts with numbers only. (The maze is no hill: all tables but one in 256
     return the same.)"""
     searched = [f"search.{key}={n}" for key, n in zip(("iterations", "episodes"), budget, strict=True)]
-    asked = ("principal=llm", "llm=scripted", "principal.prompt=numeric", "principal.together=true")
+    asked = ("principal=llm", "llm=scripted", "principal.prompt=numeric", "principal.one_prompt_per_batch=true")
     overrides = (*search_in(name), *asked, *searched, "search.candidates=8", "search.evaluate_every=0")
     assert run(*overrides, f"output_root={tmp_path}") == pytest.approx(optimum)

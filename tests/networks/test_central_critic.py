@@ -8,7 +8,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 
 def spec(n_agents=3, **channels):
@@ -46,9 +46,11 @@ def test_greedy_takes_the_likeliest_action():
 def test_published_student_has_the_published_number_of_parameters():
     of = spec(1, grid=Channel((10, 10, 4), "uint8", 0, 255))
     generator = Seeds(0).torch("weights")
-    mlp = ActorCritic(of, generator, NetworkSettings(None, [], [64], reads=["grid"]))
+    mlp = ActorCritic(of, generator, NetworkSettings(None, [], [64], observation_channels=["grid"]))
     assert _actions(7, mlp) == 843_576
-    lstm = ActorCritic(of, generator, NetworkSettings(256, [], [64], reads=["grid"], memory=256, memory_layers=2))
+    lstm = ActorCritic(
+        of, generator, NetworkSettings(256, [], [64], observation_channels=["grid"], memory=256, memory_layers=2)
+    )
     assert _actions(7, lstm) == 2_748_472
 
 
@@ -59,7 +61,7 @@ def _actions(n, network):
 
 def test_codes_go_in_as_one_hots():
     of = spec(1, grid=Channel((3, 2, 2), "uint8", 0, 4, codes=(5, 3)))
-    core = ActorCritic(of, Seeds(0).torch("weights"), NetworkSettings(None, [], [], reads=["grid"])).core
+    core = ActorCritic(of, Seeds(0).torch("weights"), NetworkSettings(None, [], [], observation_channels=["grid"])).core
     seen = []
     core.convolutions[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     codes = torch.tensor([[4, 2], [0, 1]], dtype=torch.uint8).expand(1, 3, 2, 2)
@@ -81,13 +83,19 @@ def test_a_map_and_numbers_join_at_the_heads():
     ("channels", "reads", "says"),
     [
         ({}, ["pixels"], "no channel 'pixels', but vector"),
-        ({}, [], "agent.reads is empty"),
-        ({"grid": Channel((5, 5, 4), "uint8"), "view": Channel((7, 7, 3), "uint8")}, None, "reads=\\[grid\\]"),
+        ({}, [], "agent.observation_channels is empty"),
+        (
+            {"grid": Channel((5, 5, 4), "uint8"), "view": Channel((7, 7, 3), "uint8")},
+            None,
+            "observation_channels=\\[grid\\]",
+        ),
     ],
 )
 def test_channels_that_cannot_be_read(channels, reads, says):
     with pytest.raises(ConfigError, match=says):
-        ActorCritic(spec(1, **channels), Seeds(0).torch("weights"), NetworkSettings(None, [], [], reads=reads))
+        ActorCritic(
+            spec(1, **channels), Seeds(0).torch("weights"), NetworkSettings(None, [], [], observation_channels=reads)
+        )
 
 
 def test_a_central_critic_does_not_look_at_maps():
@@ -98,7 +106,7 @@ def test_a_central_critic_does_not_look_at_maps():
 
 def test_reading_less_ignores_the_rest():
     of = spec(1, other=Channel((3,), "float32"))
-    society = policy(of, reads=["vector"])
+    society = policy(of, observation_channels=["vector"])
     assert society.channels == ("vector",)
     act = society.act({"vector": torch.ones(2, 1, 4)}, generator=Seeds(0).torch("a"))
     assert act.action.shape == (2, 1) and np.isfinite(act.value.numpy()).all()

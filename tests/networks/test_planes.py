@@ -10,8 +10,8 @@ from llmrl.algorithms.societies.stacked_networks import StackedNetwork, stackabl
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Incentives
-from llmrl.envs.melting_pot.describe import SubstrateSettings, describe
-from llmrl.envs.melting_pot.seen import FACINGS, THINGS
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings, describe
+from llmrl.envs.melting_pot.grid_text import FACINGS, THINGS
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.core.protocols import ChatModel, Proposer
+from llmrl.core.model_protocols import ChatModel
+from llmrl.core.protocols import Proposer
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from societies import outcome, toy
 
 DOCS = Path(__file__).parents[2] / "docs"

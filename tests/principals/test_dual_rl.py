@@ -7,7 +7,7 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.principals.dual_rl import DualRLPrincipal
-from llmrl.principals.observed import ObserveSettings
+from llmrl.principals.observation import ObserveSettings
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.objectives import OBJECTIVES
 from llmrl.core.records import Briefing, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
+from llmrl.core.welfare_measures import OBJECTIVES
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from models import Echo, connected, scripted
 from societies import (
     CLEANUP,

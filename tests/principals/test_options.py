@@ -5,13 +5,14 @@ import inspect
 import pytest
 
 from llmrl.config.builder import Builder
+from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import options
-from llmrl.core.protocols import Proposer, Scorer
+from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import POLICIES
 from llmrl.experiment.small_models import SmallModels
+from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.provider import Provider
 from models import Echo, ask, scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome
@@ -41,7 +42,7 @@ def test_principals(name, spec):
 
 @pytest.mark.parametrize("name", sorted(set(LLMS) - {"none"}))
 def test_llms(name, tmp_path):
-    ChatClient(Echo(), ledger=Ledger(tmp_path / FILE_NAME)).chat([ask()])
+    ChatClient(Echo(), ledger=CallLog(tmp_path / FILE_NAME)).chat([ask()])
     given = {"calls": str(tmp_path)} if name == "replay" else {}
     node = {key: value for key, value in {**LLMS[name], **given}.items() if key not in POLICIES}
     model = builder(CLEANUP).build(node, "llm")

@@ -18,9 +18,9 @@ from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.metagrad import MetaGradPrincipal
-from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.random_principal import RandomPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from models import scripted

@@ -10,8 +10,8 @@ import pytest
 from known_functions import optimize, river
 from llmrl.core.seeding import Seeds
 from llmrl.principals import scripted_mechanism
-from llmrl.principals.llm import llm_principal
-from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.llm_factory import llm_principal
+from llmrl.principals.random_principal import RandomPrincipal
 from models import scripted
 from societies import CLEANUP, ESCAPE_ROOM, outcome, spec, toy
 

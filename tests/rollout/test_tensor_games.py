@@ -12,7 +12,7 @@ from llmrl.core.summaries import Entropy
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.trajectory_writers import trajectory_observers
@@ -72,7 +72,8 @@ def test_rollouts_are_those_of_arrays(make, remembers):
         each.reset(5)
     for n_steps in (9, 4, 1, 12):
         expected, got = (
-            each.collect(n_steps, Seeds(n_steps).torch("actions"), keep_exposure=env.spec.exposure) for each in players
+            each.collect(n_steps, Seeds(n_steps).torch("actions"), keep_reward_jacobian=env.spec.has_reward_jacobian)
+            for each in players
         )
         assert n_steps < 9 or expected.episodes
         same(got, expected)
@@ -92,11 +93,11 @@ def test_a_rollout_outlives_the_next_one_but_for_what_copy_copies():
     env = OnDevice(escape_room())
     collector = Collector(env, make_policy(env.spec), "cpu")
     collector.reset(0)
-    rollout = collector.collect(5, Seeds(1).torch("actions"), keep_exposure=True).copy()
+    rollout = collector.collect(5, Seeds(1).torch("actions"), keep_reward_jacobian=True).copy()
     before = replace(rollout, info={n: x.copy() for n, x in rollout.info.items()}).copy()
-    for name in ("reward", "base_reward", "exposure", "terminated", "truncated", "first"):
+    for name in ("reward", "base_reward", "reward_jacobian", "terminated", "truncated", "episode_start"):
         setattr(before, name, getattr(before, name).clone())
-    after = collector.collect(5, Seeds(2).torch("actions"), keep_exposure=True)
+    after = collector.collect(5, Seeds(2).torch("actions"), keep_reward_jacobian=True)
     same(rollout, before)
     assert not torch.equal(after.reward, before.reward)
 
@@ -144,7 +145,7 @@ def test_no_step_waits_for_the_device(make, core_frozen):
             ended.append(transition.ended.any())
 
     with pytest.raises(NotImplementedError, match="meta tensor"), collector.observed(Watch()):
-        collector.collect(12, Seeds(0).torch("actions"), keep_exposure=env.spec.exposure)
+        collector.collect(12, Seeds(0).torch("actions"), keep_reward_jacobian=env.spec.has_reward_jacobian)
     assert len(steps) == 12 and all(action.is_meta for action in steps) and any(ended)
 
 
@@ -152,8 +153,8 @@ def test_what_is_written_of_tensors_is_what_is_written_of_arrays(tmp_path):
     env, tensors = recall(), OnDevice(recall())
     policy = make_policy(env.spec)
     for name, each in (("arrays", env), ("tensors", tensors)):
-        with trajectory_observers(each, policy, tmp_path / name) as observers:
-            evaluate_policy(Collector(each, policy, "cpu", observers=observers), 8, Seeds(1))
+        with trajectory_observers(each, policy, tmp_path / name) as writers:
+            evaluate_policy(Collector(each, policy, "cpu", observers=writers(each)), 8, Seeds(1))
     expected, got = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
     assert len(expected) > 50
     for field in fields(expected):

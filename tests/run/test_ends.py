@@ -8,8 +8,8 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.llms.scripted import ScriptedChat
-from llmrl.run.content import saved_state
-from llmrl.run.owner import read_owner
+from llmrl.run.artifacts import saved_state
+from llmrl.run.ownership import read_owner
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
 from some import some
@@ -40,7 +40,7 @@ STALLS = {
     "design, the fit of a Gaussian process": (GP, "llmrl.principals.gp.GaussianProcessPrincipal", "_fit", 0, True),
     "design, what has to be known first": ((*DESIGN, "design.references=1"), ROOM, "step", 30, False),
     "play, one step": (PLAY, ROOM, "step", 7, True),
-    "search, episodes": (SEARCH, "llmrl.envs.gym.lanes.Lanes", "play", 2, True),
+    "search, episodes": (SEARCH, "llmrl.envs.gym.batched_episodes.BatchedEpisodes", "play", 2, True),
 }
 
 ESSENTIAL = (

@@ -13,21 +13,21 @@ import pytest
 import torch
 
 from full_disk import no_file_larger_than
-from llmrl.core.disk import FULL, beside, why
+from llmrl.core.atomic_files import FULL, replacing, why
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.pictures import save_film
+from llmrl.core.frames import save_video
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
-from llmrl.llms.ledger import Ledger
+from llmrl.llms.call_log import CallLog
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
-from llmrl.run.lines import LineFile
+from llmrl.run.line_file import LineFile
 from llmrl.run.metrics import MetricLog
-from llmrl.run.owner import Ownership
+from llmrl.run.ownership import Ownership
 from llmrl.run.run import Run
 from llmrl.run.status import read_status
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
-from llmrl.teachers.tables import write_table
+from llmrl.teachers.plan_tables import write_table
 
 ROOM = 200
 LONG = "x" * 10_000
@@ -56,7 +56,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "trajectories": lambda folder: TrajectoryFiles(folder).write(trajectories()),
     "a kept reply": keep_reply,
     "a plan table": lambda folder: write_table(folder / "plans.json", "d", LONG, {}),
-    "a film": lambda folder: save_film(NOISE, folder, "film", 4.0),
+    "a film": lambda folder: save_video(NOISE, folder, "film", 4.0),
 }
 
 
@@ -95,7 +95,7 @@ def test_every_way_of_having_no_room_is_told_alike(tmp_path: Path, number: int) 
 
 def test_lines_and_calls_that_find_no_room_are_told(tmp_path: Path) -> None:
     lines = LineFile(tmp_path / "lines.jsonl")
-    ledger = Ledger(tmp_path / "calls.jsonl")
+    ledger = CallLog(tmp_path / "calls.jsonl")
     from llmrl.llms.budget import Budget
 
     with no_file_larger_than(ROOM):
@@ -141,9 +141,9 @@ def test_a_run_without_room_fails_and_goes_on_with_room(tmp_path: Path, capsys: 
 
 def test_a_block_that_raises_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "whole.txt"
-    with beside(path) as file:
+    with replacing(path) as file:
         file.write(b"whole")
-    with pytest.raises(ZeroDivisionError), beside(path) as file:
+    with pytest.raises(ZeroDivisionError), replacing(path) as file:
         file.write(b"half")
         raise ZeroDivisionError
     assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]

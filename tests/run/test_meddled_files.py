@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.lines import LineFile
+from llmrl.run.line_file import LineFile
 from llmrl.run.run import Run
 from llmrl.run.status import Status, read_status
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.fields import LARGEST, fitting, read_object
-from llmrl.run import owner, queued, status
-from llmrl.run.content import read_config
+from llmrl.core.plain_data import LARGEST, fitting, read_object
+from llmrl.run import ownership, queued, status
+from llmrl.run.artifacts import read_config
 from llmrl.run.metrics import FILE_NAME, metric_tables, read_metrics
 from llmrl.run.run import Run
 
@@ -103,37 +103,37 @@ def test_an_odd_owner_is_told_and_a_rerun_gets_past_it(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ZeroDivisionError), opened(tmp_path) as run:
-        record = json.loads((run.folder / owner.FILE_NAME).read_text())
+        record = json.loads((run.folder / ownership.FILE_NAME).read_text())
         raise ZeroDivisionError
-    folder, path = run.folder, run.folder / owner.FILE_NAME
+    folder, path = run.folder, run.folder / ownership.FILE_NAME
     ANY_RECORD[how](path, record)
-    monkeypatch.setattr(owner, "_EMPTY_GRACE_S", 0.0)  # nobody is writing it
+    monkeypatch.setattr(ownership, "_EMPTY_GRACE_S", 0.0)  # nobody is writing it
     with pytest.raises(RunFolderError, match=r"rerun=true") as caught:
         opened(tmp_path)
     assert str(path) in str(caught.value) and os.path.lexists(path)
     with opened(tmp_path, rerun=True) as run:
         assert run.state == "new"
-    assert [p for p in (folder / "backup_1").iterdir() if p.name.endswith(owner.FILE_NAME)]
+    assert [p for p in (folder / "backup_1").iterdir() if p.name.endswith(ownership.FILE_NAME)]
     assert read_run(folder).state == "finished" and not os.path.lexists(path)
 
 
 def test_an_odd_owner_of_a_run_that_seems_to_go_on_makes_it_unreadable(tmp_path: Path) -> None:
     with opened(tmp_path) as run:
-        path = run.folder / owner.FILE_NAME
+        path = run.folder / ownership.FILE_NAME
         whole = path.read_text()
         path.write_text("[1, 2]")
         record = read_run(run.folder)
-        assert record.state == "unreadable" and owner.FILE_NAME in record.error
+        assert record.state == "unreadable" and ownership.FILE_NAME in record.error
         with pytest.raises(RunFolderError, match="does not tell who works on this folder"):
             run.checkpoint(1, {})
         path.write_text(whole)
 
 
 def test_a_link_to_nowhere_is_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_EMPTY_GRACE_S", 0.0)
-    (tmp_path / owner.FILE_NAME).symlink_to("nowhere")
-    owner.Ownership(tmp_path).release()
-    assert not os.path.lexists(tmp_path / owner.FILE_NAME)
+    monkeypatch.setattr(ownership, "_EMPTY_GRACE_S", 0.0)
+    (tmp_path / ownership.FILE_NAME).symlink_to("nowhere")
+    ownership.Ownership(tmp_path).release()
+    assert not os.path.lexists(tmp_path / ownership.FILE_NAME)
 
 
 @pytest.mark.parametrize("how", ANY_RECORD)
@@ -205,7 +205,7 @@ def test_odd_rows_are_told_by_line_when_read_and_when_gone_on_with(tmp_path: Pat
     for name in run.folder.glob("checkpoints/*"):
         name.unlink()
     from llmrl.run.checkpoints import CheckpointStore
-    from llmrl.run.folder import config_hash
+    from llmrl.run.config_hash import config_hash
 
     store = CheckpointStore(run.folder / "checkpoints", config_hash=config_hash(CONFIG))
     store.save(1, {"run": {"metrics_lines": rows.count(b"\n")}})
@@ -243,7 +243,7 @@ def test_a_checkpoint_with_a_right_digest_and_wrong_content_is_told(tmp_path: Pa
 
 def test_reports_leave_out_what_is_damaged_and_say_so(tmp_path: Path) -> None:
     from llmrl.analysis.aggregate import summarize
-    from llmrl.analysis.report import Settings
+    from llmrl.analysis.report_settings import ReportSettings
     from run_folders import write_run
 
     folders = [write_run(tmp_path, "game", ["principal=ucb"], seed, [1.0, 2.0]) for seed in range(6)]
@@ -253,8 +253,8 @@ def test_reports_leave_out_what_is_damaged_and_say_so(tmp_path: Path) -> None:
         (folder / "summary.json").write_bytes(text)
         (folder / "results.json").write_bytes(text.replace(b"references", b"per_episode"))
     try:
-        report = summarize(tmp_path, Settings(resamples=10, curves=("other",)))
+        report = summarize(tmp_path, ReportSettings(resamples=10, curves=("other",)))
     except LlmrlError as error:  # pragma: no cover
         pytest.fail(f"one damaged run ended the report: {error}")
     assert report.counted >= 4
-    assert {left.state for left in report.left} >= {"unreadable"}
+    assert {left.state for left in report.excluded} >= {"unreadable"}

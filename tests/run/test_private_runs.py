@@ -20,16 +20,17 @@ from llmrl.core.privacy import kept_private, make_folder
 from llmrl.core.secrets import MARK
 from llmrl.core.terminal import GuardedStream
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import FILE_NAME, Ledger
 from llmrl.llms.litellm_chat import LiteLLMChat
 from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.run.config_hash import config_hash
 from llmrl.run.files import write_atomic, write_json
-from llmrl.run.folder import config_hash, run_label
-from llmrl.run.lines import LineFile
+from llmrl.run.folder import run_label
+from llmrl.run.line_file import LineFile
 from llmrl.run.log_file import LogFile
 from llmrl.run.run import Run
-from llmrl.run.tensorboard import EventFile, hyperparameters_of
+from llmrl.run.tensorboard_file import EventFile, hyperparameters_of
 from models import Echo, ask
 
 SECRET = "correcthorsebattery"
@@ -92,7 +93,7 @@ class TestSinks:
         assert "ValueError" in (tmp_path / "run.log").read_text() and leaks(tmp_path) == []
 
     def test_call_log_and_cache(self, tmp_path, secret):
-        client = ChatClient(Echo(), Cache(tmp_path / "cache"), Ledger(tmp_path / FILE_NAME))
+        client = ChatClient(Echo(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
         [reply] = client.chat([ask(f"say {secret}", purpose=secret, schema={"title": secret})])
         assert reply.text == f"say {MARK}", "what is written down is what was used"
         assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and leaks(tmp_path) == []
@@ -219,7 +220,7 @@ def test_servers_that_want_the_key_elsewhere(tmp_path, secret, caplog):
     with recording_server() as (url, seen):
         for way in ({}, {"api_key_header": "api-key"}, {"api_key_query": "key"}):
             provider = OpenAICompatibleChat(url, "m", api_key_env="SOME_API_KEY", **way)
-            client = ChatClient(provider, Cache(tmp_path / "cache"), Ledger(tmp_path / FILE_NAME))
+            client = ChatClient(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
             client.chat([ask(str(way))])
             client.close()
             assert secret not in provider.label and secret not in str(provider.identity)

@@ -18,7 +18,7 @@ import commands
 import joint_worker
 from experiments import comparable_metrics, compose, only_run_folder, rows_alike, run
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import VARIABLES, Processes, local_device, placed
+from llmrl.core.processes import VARIABLES, ProcessGroup, local_device, placed
 from llmrl.experiment.distributed_checks import check_alike, processes_here
 from llmrl.experiment.parts import check_values
 from llmrl.run.checkpoints import CheckpointStore
@@ -88,7 +88,7 @@ def test_what_is_exchanged_is_the_same_everywhere(well):
 
 
 def test_two_processes_make_the_one_run_that_one_makes(well, tmp_path):
-    result = joint_worker.train(tmp_path, "whole", Processes())
+    result = joint_worker.train(tmp_path, "whole", ProcessGroup())
     assert well.said(0)["result"] == well.said(1)["result"] == pytest.approx(result, rel=1e-5)
     folder = well.folder("whole")
     assert {p.name for p in folder.iterdir()} ^ {p.name for p in only_run_folder(tmp_path).iterdir()} <= {
@@ -183,7 +183,7 @@ def test_variables_that_make_no_sense_are_named(several):
     several.delenv("MASTER_ADDR")
     several.delenv("RANK")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE=2, and RANK, MASTER_ADDR not set: start .* `torchrun"):
-        Processes.join()
+        ProcessGroup.join()
     several.setenv("WORLD_SIZE", "1")
     assert placed() == (0, 1)
 
@@ -223,7 +223,7 @@ def test_what_several_processes_would_compute_several_times_is_refused(several):
 def test_games_that_differ_between_processes_are_refused(signal_game):
     from dataclasses import replace
 
-    two = Processes()
+    two = ProcessGroup()
     two.world_size = 2
     check_alike(signal_game().spec, two)
     with pytest.raises(ConfigError, match="signal_game's engine plays other games each time, and the 2 processes"):
@@ -231,17 +231,17 @@ def test_games_that_differ_between_processes_are_refused(signal_game):
 
 
 def test_one_process_alone_needs_nobody():
-    alone = Processes.join()
-    assert (alone.rank, alone.world_size, alone.leads) == (0, 1, True)
+    alone = ProcessGroup.join()
+    assert (alone.rank, alone.world_size, alone.is_main) == (0, 1, True)
     rows = torch.arange(6.0).reshape(3, 2)
     assert alone.gather(rows) is rows and rows[alone.share(3)].shape == (3, 2)
-    assert alone.everyone("x") == ["x"] and alone.agree("x") == "x"
-    alone.sum_([rows])
+    assert alone.all_gather_object("x") == ["x"] and alone.agree("x") == "x"
+    alone.all_reduce([rows])
     assert rows.sum() == 15
 
 
 def test_shares_cover_a_list_once():
-    processes = Processes()
+    processes = ProcessGroup()
     for world_size in (1, 2, 3, 7):
         processes.world_size = world_size
         for n in (0, 1, 5, 64):

@@ -11,7 +11,7 @@ import torch
 
 import commands
 from experiments import comparable_metrics, only_run_folder, silent_run
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from some import some
 from sweeping import until
 
@@ -37,7 +37,7 @@ PRINCIPALS = {
     "cem": ("principal=cem", "principal.population=4"),
     "cmaes": ("principal=cmaes", "principal.population=4"),
     "thompson, four at once": ("principal=thompson", "design.candidates=4"),
-    "random, two at once, two societies each": ("principal=random", "design.candidates=2", "design.societies=2"),
+    "random, two at once, two societies each": ("principal=random", "design.candidates=2", "design.replicates=2"),
 }
 
 

@@ -24,8 +24,8 @@ from llmrl.core.secrets import redact, redact_arguments
 from llmrl.core.seeding import Seeds
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.metrics import read_metrics
-from llmrl.run.owner import read_owner
-from llmrl.run.progress import Progress
+from llmrl.run.ownership import read_owner
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag, Stopped
 from llmrl.run.status import Status, read_status
@@ -364,7 +364,7 @@ def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
     reports: list[float] = []
     with (
         caplog.at_level(logging.INFO),
-        Progress(
+        ProgressBar(
             1000,
             "steps",
             "train",
@@ -387,7 +387,7 @@ def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_progress_bar_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(10, "steps", "train", terminal=True) as progress:
+    with ProgressBar(10, "steps", "train", terminal=True) as progress:
         progress.update(10)
     assert "10/10" in capsys.readouterr().err
 

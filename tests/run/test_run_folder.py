@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from llmrl.analysis.runs import find_runs, only_run
 from llmrl.core.errors import RunFolderError
-from llmrl.run import owner
-from llmrl.run.folder import EXCLUDED, config_hash, find_folder, run_folder, run_label
-from llmrl.run.names import MAX_LABEL, hash_of, is_run_folder, seed_of, title
+from llmrl.run import ownership
+from llmrl.run.config_hash import EXCLUDED, config_hash
+from llmrl.run.folder import find_folder, run_folder, run_label
+from llmrl.run.folder_names import MAX_LABEL, hash_of, is_run_folder, seed_of, title
 from llmrl.sweeps.jobs import named_by
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -96,7 +97,7 @@ def test_folders_have_safe_names_and_distinct_configs_distinct_folders(overrides
         (["seed=3", "hardware=slurm", "hardware.gpus=2", "output_root=/x"], "defaults"),
         (["+env.x=[1, 2]", "~teacher", "llm.model='a/b'"], "teacher_none-x_1-2-model_b"),
         (["agent.rate=1", "principal.rate=2"], "agent.rate_1-principal.rate_2"),
-        (["experiment=legislative/cleanup_small", "treatment=taxed"], "cleanup_small-taxed"),
+        (["experiment=legislative/cleanup_small", "treatment=taxed"], "taxed-cleanup_small"),
         (["agent.init_from=outputs/pre/ppo-0a1b2c3d/s4"], "init_from_0a1b2c3d-s4"),
         (["agent.init_from=outputs/pre/ppo-0a1b2c3d"], "init_from_0a1b2c3d"),
         (["prompts=~/mine/größer"], "defaults"),
@@ -182,7 +183,7 @@ def test_unwritable_root_says_so(tmp_path: Path) -> None:
 
 def _hold(folder: Path, connection: Connection) -> None:
     try:
-        owner.Ownership(folder)
+        ownership.Ownership(folder)
     except RunFolderError as error:
         connection.send(str(error))
     else:
@@ -203,11 +204,11 @@ def test_folder_in_use_is_refused_and_free_at_once_when_its_process_is_killed(tm
     process, said = _start_holder(tmp_path)
     assert said == "held"
     with pytest.raises(RunFolderError, match=f"in use by process {process.pid}"):
-        owner.Ownership(tmp_path)
+        ownership.Ownership(tmp_path)
     os.kill(process.pid, signal.SIGKILL)  # not joined: it stays a zombie, as under a parent that does not look
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
-    mine = owner.Ownership(tmp_path)
+    mine = ownership.Ownership(tmp_path)
     assert mine.held
     mine.release()
     assert list(tmp_path.iterdir()) == []
@@ -215,8 +216,8 @@ def test_folder_in_use_is_refused_and_free_at_once_when_its_process_is_killed(tm
 
 
 def test_only_one_of_many_takes_over_a_stale_folder(tmp_path: Path) -> None:
-    dead = replace(owner.Owner.this_process(1), process_start="0", token="dead")
-    (tmp_path / owner.FILE_NAME).write_text(json.dumps(asdict(dead)))
+    dead = replace(ownership.Owner.this_process(1), process_start="0", token="dead")
+    (tmp_path / ownership.FILE_NAME).write_text(json.dumps(asdict(dead)))
     holders = [_start_holder(tmp_path) for _ in range(4)]
     for process, _ in holders:
         process.kill()
@@ -225,8 +226,8 @@ def test_only_one_of_many_takes_over_a_stale_folder(tmp_path: Path) -> None:
 
 
 def _elsewhere(folder: Path, age_s: float, **changes: Any) -> None:
-    other = replace(owner.Owner.this_process(1), host="other", machine="other", token="other", **changes)
-    path = folder / owner.FILE_NAME
+    other = replace(ownership.Owner.this_process(1), host="other", machine="other", token="other", **changes)
+    path = folder / ownership.FILE_NAME
     path.write_text(json.dumps(asdict(other)))
     os.utime(path, (time.time() - age_s,) * 2)
 
@@ -234,28 +235,28 @@ def _elsewhere(folder: Path, age_s: float, **changes: Any) -> None:
 def test_owner_on_another_machine_counts_by_its_last_sign_of_life(tmp_path: Path) -> None:
     _elsewhere(tmp_path, age_s=100)
     with pytest.raises(RunFolderError, match="on other"):
-        owner.Ownership(tmp_path)
+        ownership.Ownership(tmp_path)
     _elsewhere(tmp_path, age_s=400)
-    owner.Ownership(tmp_path).release()
+    ownership.Ownership(tmp_path).release()
 
 
 def test_requeued_job_takes_over_from_its_earlier_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _elsewhere(tmp_path, age_s=1, job_id="77", restarts=0)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     with pytest.raises(RunFolderError, match="job 77"):
-        owner.Ownership(tmp_path)
+        ownership.Ownership(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    owner.Ownership(tmp_path).release()
+    ownership.Ownership(tmp_path).release()
 
 
 def test_process_killed_while_writing_its_name_does_not_block(tmp_path: Path) -> None:
-    (tmp_path / owner.FILE_NAME).touch()
-    owner.Ownership(tmp_path).release()
+    (tmp_path / ownership.FILE_NAME).touch()
+    ownership.Ownership(tmp_path).release()
 
 
 def test_folder_taken_over_is_noticed_and_not_released(tmp_path: Path) -> None:
-    mine = owner.Ownership(tmp_path)
+    mine = ownership.Ownership(tmp_path)
     _elsewhere(tmp_path, age_s=0)
     assert not mine.held
     mine.release()
-    assert owner.read_owner(tmp_path) is not None
+    assert ownership.read_owner(tmp_path) is not None

@@ -13,7 +13,7 @@ import torch
 
 from llmrl.agents.llm_ppo import sharding
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import VARIABLES, Processes
+from llmrl.core.processes import VARIABLES, ProcessGroup
 
 WORKER = Path(__file__).parents[1] / "support" / "sharding_worker.py"
 
@@ -36,8 +36,8 @@ def test_a_divided_model_learns_what_a_whole_one_learns(tmp_path):
 
 def test_what_cannot_be_divided_is_refused():
     with pytest.raises(ConfigError, match="this one is alone; start several with torchrun"):
-        sharding.shard(torch.nn.Linear(2, 2), Processes())
-    two = Processes()
+        sharding.shard(torch.nn.Linear(2, 2), ProcessGroup())
+    two = ProcessGroup()
     two.world_size = 2
     with pytest.raises(ConfigError, match="what the blocks of a Linear are is not known"):
         sharding.shard(torch.nn.Linear(2, 2), two)

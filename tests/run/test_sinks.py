@@ -15,7 +15,8 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.loggers import build_loggers
-from llmrl.run.folder import config_hash, run_label
+from llmrl.run.config_hash import config_hash
+from llmrl.run.folder import run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -308,7 +309,7 @@ def test_what_is_no_sink_is_refused() -> None:
         ({"_target_": "test_sinks.NoSink"}, "is no sink"),
         ({"_target_": "test_sinks.Notes", "colour": 1}, "no option 'colour'"),
         ("wandb", "give the class"),
-        ({"_target_": "llmrl.run.tensorboard.EventFile"}, "outside the trusted modules"),
+        ({"_target_": "llmrl.run.tensorboard_file.EventFile"}, "outside the trusted modules"),
         ({"_target_": "llmrl.run.sinks.wandb.WandB", "finish_timeout": 0.0}, "finish_timeout"),
     ]:
         with pytest.raises(ConfigError, match=complaint):

@@ -10,7 +10,7 @@ import pytest
 
 import commands
 from llmrl.run import signals
-from llmrl.run.owner import read_owner
+from llmrl.run.ownership import read_owner
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag, Stopped
 from llmrl.run.status import read_status

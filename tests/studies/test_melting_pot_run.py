@@ -10,8 +10,8 @@ from experiments import compose, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.config.treatments import studies
 from llmrl.experiment.parts import build_parts
-from llmrl.llms.ledger import read_calls
-from llmrl.run.content import saved_state
+from llmrl.llms.call_log import read_calls
+from llmrl.run.artifacts import saved_state
 from some import one_in, some
 
 LEGISLATIVE = [study for study in studies() if study.startswith("legislative/")]
@@ -66,14 +66,14 @@ def test_pretrained_agents_are_governed(tmp_path, game):
             *(f"agent.init_parts={parts}", f"name={parts}", f"output_root={tmp_path}"),
         )
         run(*command)
-        governed = weights(only_run_folder(tmp_path / parts))
-        assert same(trained, governed, ".core.") and not same(trained, governed, ".actor.")
+        has_principal = weights(only_run_folder(tmp_path / parts))
+        assert same(trained, has_principal, ".core.") and not same(trained, has_principal, ".actor.")
         built = build_parts(compose(*command), None)
         [agent] = built.agents
         loaded = {name: x.clone() for name, x in agent.policy.state_dict().items()}
         assert same(trained, loaded, ".core.") and same(trained, loaded) == (parts == "all")
         agent.load_state_dict(saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
-        assert same(agent.policy.state_dict(), governed)
+        assert same(agent.policy.state_dict(), has_principal)
         agent.reset()
         assert same(agent.policy.state_dict(), loaded)
         built.close()

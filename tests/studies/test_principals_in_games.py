@@ -10,7 +10,7 @@ import pytest
 
 from experiments import only_run_folder, run
 from llmrl.core.option_files import options
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.signals import Stopped
 from some import some

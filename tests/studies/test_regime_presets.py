@@ -48,5 +48,5 @@ def test_a_principal_of_one_proposal_at_a_time_gets_the_games_of_one(game, games
 
 @pytest.mark.parametrize("societies", [1, 3])
 def test_games_follow_candidates_and_societies(societies):
-    config, _ = built("env=cleanup", "principal=random", "design.candidates=2", f"design.societies={societies}")
+    config, _ = built("env=cleanup", "principal=random", "design.candidates=2", f"design.replicates={societies}")
     assert config["env"]["n_envs"] == 4 * societies and games_of_a_society(config) == 2

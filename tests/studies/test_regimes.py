@@ -15,7 +15,7 @@ from llmrl.experiment.run_references import needed
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from models import scripted
 from societies import outcome
 
@@ -26,11 +26,11 @@ SHORT = ("env.horizon=20", "agent.init_from=null", "design.steps=2", "design.ada
 
 @pytest.mark.parametrize("game", GAMES)
 def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
-    governed = compose(f"env={game}", "principal=random", f"output_root={tmp_path}")
-    [behind] = needed(governed)
+    has_principal = compose(f"env={game}", "principal=random", f"output_root={tmp_path}")
+    [behind] = needed(has_principal)
     alone = behind.config
     weights, kinds = [], []
-    for config in (governed, alone):
+    for config in (has_principal, alone):
         check_values(config)
         parts = build_parts(config, None)
         kinds.append(type(build_loop(config, parts)))
@@ -38,7 +38,7 @@ def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
         parts.close()
     assert weights[0] == weights[1] and kinds == [DesignLoop, LearnLoop]
     for name in ("engine", "rules", "observe", "mechanism", "show_mechanism", "n_agents"):
-        assert governed["env"][name] == alone["env"][name], name
+        assert has_principal["env"][name] == alone["env"][name], name
     assert alone["learn"]["mechanism"], "agents that never saw a mechanism do not heed it"
 
 

@@ -234,7 +234,7 @@ def test_a_sweep_over_treatments_reads_by_their_names(tmp_path):
         tmp_path, [*words, "treatment=ucb"], [*words, "treatment=thompson"], [*words, "treatment=llm", "llm=gpt4o_mini"]
     )
     assert labels == {"ucb", "thompson", "llm"}
-    assert folders == ["harvest-ucb", "harvest-thompson", "harvest-llm-llm_gpt4o_mini"]
+    assert folders == ["ucb-harvest", "thompson-harvest", "llm-llm_gpt4o_mini-harvest"]
 
 
 def test_what_else_differs_is_told_too(tmp_path):

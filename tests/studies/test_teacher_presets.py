@@ -19,7 +19,7 @@ from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.schedules import Constant, Exponential, LinearFloorCutoff
 from some import some
@@ -84,11 +84,13 @@ def test_it_builds(chosen):
             return
         ruled = "teacher=oracle" in typed or treatment == "team_taught"
         planner = LLMPlanner if "teacher=llm" in typed else OraclePlanner if ruled else OfflinePlanner
-        assert isinstance(teacher.guide.planner, Debate if "teacher.debate_rounds=1" in typed else planner)
+        assert isinstance(teacher.plan_policy.planner, Debate if "teacher.debate_rounds=1" in typed else planner)
         assert teacher.schedule == SCHEDULES.get(treatment, OURS)
-        assert teacher.guide.mode == ("hard" if "teacher.mode=hard" in typed or treatment == "llm4teach" else "soft")
-        assert teacher.guide.sharing == ("mixture" if "teacher.sharing=mixture" in typed else "own")
-        assert teacher.guide.domain.parity == (treatment in ("taught_flawed", "llm4teach"))
+        assert teacher.plan_policy.mode == (
+            "hard" if "teacher.mode=hard" in typed or treatment == "llm4teach" else "soft"
+        )
+        assert teacher.plan_policy.sharing == ("mixture" if "teacher.sharing=mixture" in typed else "own")
+        assert teacher.plan_policy.domain.parity == (treatment in ("taught_flawed", "llm4teach"))
         assert loop.updates > getattr(teacher.schedule, "cutoff", 0), "the student is never alone"
     finally:
         parts.close()

@@ -17,7 +17,7 @@ SRC = Path(llmrl.__file__).parents[1]
 ENVS = {path.stem for path in (Path(llmrl.conf.__file__).parent / "env").glob("*.yaml")}
 NAMES = ENVS | {*studies(), *(study.partition("/")[2] for study in studies())} | {*treatments()}
 ALLOWED = {
-    ("llmrl/envs/melting_pot/rules.py", game): "what the substrate is: sizes, places and timings"
+    ("llmrl/envs/melting_pot/substrate_rules.py", game): "what the substrate is: sizes, places and timings"
     for game in ("cleanup", "harvest")
 }
 """(file, name) -> why a number stands beside it."""

@@ -2,9 +2,9 @@
 
 from numba import cuda
 
-from llmrl.envs.native import tree
+from llmrl.envs.native import compilation
 
-plain = tree.plain()
+plain = compilation.plain()
 
 
 @cuda.jit

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llmrl.teachers.rooms.world import (
+from llmrl.teachers.rooms.observed_room import (
     BOX,
     COLOURS,
     DOOR,

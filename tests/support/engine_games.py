@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.envs.melting_pot import engine, install
-from llmrl.envs.melting_pot.rules import SUBSTRATES, action_names, avatars, component, define
+from llmrl.envs.melting_pot import dmlab2d_game, install
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, action_names, avatars, component, define
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
 HEADINGS = "NESW"
@@ -186,7 +186,7 @@ class RealGame:
 def _level_folder() -> Path:
     """Our levels and those of the tests side by side: the engine looks for a level's modules in one folder."""
     folder = Path(tempfile.mkdtemp(prefix="levels"))
-    for path in engine.LUA.glob("*.lua"):
+    for path in dmlab2d_game.LUA.glob("*.lua"):
         name = f"watched_{path.name}" if (LUA / path.name).exists() else path.name
         (folder / name).symlink_to(path)
     for path in LUA.glob("*.lua"):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import Act, Step
+from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 
@@ -112,13 +112,13 @@ class Reader:
     def probabilities(self, prompts):
         return self.logits(prompts).softmax(-1)
 
-    def act(self, observation, state=None, generator=None, greedy=False) -> Act:
+    def act(self, observation, state=None, generator=None, greedy=False) -> PolicyOutput:
         texts = observation["prompt"]
         logits = self.logits(texts.ravel().tolist()).reshape(*texts.shape, -1).log_softmax(-1)
         drawn = torch.multinomial(logits.exp().flatten(0, 1), 1, generator=generator).reshape(texts.shape)
         action = logits.argmax(-1) if greedy else drawn
         log_prob = logits.gather(-1, action[..., None])[..., 0]
-        return Act(action, log_prob, torch.full(texts.shape, 0.5), logits=logits)
+        return PolicyOutput(action, log_prob, torch.full(texts.shape, 0.5), logits=logits)
 
     def values(self, observation, state=None):
         return torch.full(observation["prompt"].shape, 0.5)

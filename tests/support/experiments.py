@@ -41,7 +41,7 @@ def run(*overrides: str) -> float | None:
 def run_experiment(config: dict, overrides: Sequence[str], quiet: bool = False) -> float | None:
     """Run the experiment of a resolved config here and now."""
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.job import run_and_print
+    from llmrl.experiment.run_job import run_and_print
 
     return run_and_print(Experiment(config, overrides), quiet)
 

@@ -7,19 +7,17 @@ with FakeOpenAIServer(reply=lambda messages: "hello") as server:
 with FakeOpenAIServer(fault_rate=0.3) as server:   # three in ten, drawn from PASSING
 """
 
-import contextlib
 import hashlib
 import json
 import random
-import socket
-import struct
-import sys
 import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from loopback import LoopbackServer, reset
 
 PASSING = (
     "429",
@@ -80,7 +78,7 @@ def question_of(messages):
     return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
 
 
-class FakeOpenAIServer:
+class FakeOpenAIServer(LoopbackServer):
     """A server on a port of its own.
 
     Args:
@@ -129,7 +127,7 @@ class FakeOpenAIServer:
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
         self.stopping = threading.Event()
-        self._http = _Server(("127.0.0.1", 0), self._handler())
+        super().__init__(self._handler())
 
     @property
     def delivered(self):
@@ -143,22 +141,11 @@ class FakeOpenAIServer:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self._http.server_port}/v1"
+        return f"{self.address}/v1"
 
-    def __enter__(self):
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind, *exc):
-        """Ends every connection and thread, so that what is left over afterwards is the client's."""
+    def __exit__(self, *exc):
         self.stopping.set()
-        self._http.shutdown()
-        self._http.end_connections()
-        self._http.server_close()
-        self._thread.join()
-        if kind is None and self._http.errors:
-            raise self._http.errors[0]
+        super().__exit__(*exc)
 
     def forget(self):
         """Count from zero again."""
@@ -243,7 +230,7 @@ class FakeOpenAIServer:
                     fake.stopping.wait(fake.hang)
                     self.close_connection = True
                 elif fault == "reset":
-                    self._reset()
+                    reset(self)
                 elif fault == "malformed":
                     self._send_bytes(200, b"<html>this is not JSON</html>")
                 elif fault == "no_choices":
@@ -258,13 +245,6 @@ class FakeOpenAIServer:
                 headers = {"after": {"Retry-After": fake.retry_after}, "date": {"Retry-After": formatdate(usegmt=True)}}
                 quoted = f", your header was {self.headers.get('Authorization')}" if detail == "echo" else ""
                 self._send(int(status), {"error": {"message": f"fault {fault}{quoted}"}}, headers.get(detail))
-
-            def _reset(self):
-                """Close at once and without the usual farewell."""
-                self.close_connection = True
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.rfile.close()
-                self.connection.close()
 
             def _send_huge(self):
                 self.close_connection = True
@@ -308,7 +288,7 @@ class FakeOpenAIServer:
                     self._send_bytes(200, half)
                 elif fault == "reset-midway":
                     self._send_bytes(200, half, promised=len(data))
-                    self._reset()
+                    reset(self)
                 elif fault == "trickle":
                     self.close_connection = True
                     self._send_bytes(200, b"", promised=len(data))
@@ -336,36 +316,3 @@ class FakeOpenAIServer:
                 self.flush_headers()
 
         return Handler
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # so that closing waits for them
-    request_queue_size = 128
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.errors: list[BaseException] = []
-        self._open: set[socket.socket] = set()
-        self._guard = threading.Lock()
-
-    def process_request(self, request, client_address):
-        with self._guard:
-            self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request):
-        with self._guard:
-            self._open.discard(request)
-        super().shutdown_request(request)
-
-    def end_connections(self):
-        with self._guard:
-            for request in self._open:
-                with contextlib.suppress(OSError):  # the other end was faster
-                    request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request, client_address):
-        error = sys.exc_info()[1]
-        # A client that gives up waiting, or was killed, is what this server is for.
-        if not isinstance(error, ConnectionError):
-            self.errors.append(error)

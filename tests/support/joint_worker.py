@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError, ProcessesError
-from llmrl.core.processes import Processes, leaving_together
-from llmrl.run.joint import open_run
+from llmrl.core.processes import ProcessGroup, leaving_together
+from llmrl.run.distributed import open_run
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
@@ -25,7 +25,7 @@ UPDATES = 6
 class Toy:
     """A regression whose batches are shared: each process computes its part of the loss."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: ProcessGroup) -> None:
         self.processes = processes
         self.generator = torch.Generator().manual_seed(0)
         self.layer = torch.nn.Linear(3, 1)
@@ -39,7 +39,7 @@ class Toy:
         own = x[self.processes.share(len(x))]
         losses = (self.layer(own) - own.sum(1, keepdim=True)) ** 2
         (losses.sum() / len(x)).backward()
-        self.processes.sum_gradients(self.layer.parameters())
+        self.processes.all_reduce_gradients(self.layer.parameters())
         with torch.no_grad():
             for p, momentum in zip(self.layer.parameters(), self.momentum, strict=True):
                 p -= 0.1 * momentum.mul_(0.9).add_(p.grad)
@@ -57,7 +57,7 @@ class Toy:
 
 
 def train(
-    root: Path, name: str, processes: Processes, hook: Callable[[int], None] | None = None, updates: int = UPDATES
+    root: Path, name: str, processes: ProcessGroup, hook: Callable[[int], None] | None = None, updates: int = UPDATES
 ) -> float | None:
     """A run of the toy; `hook(update)` may cause trouble."""
     toy = Toy(processes)
@@ -80,11 +80,11 @@ def train(
     return run.result
 
 
-def exchanges(processes: Processes) -> dict[str, Any]:
+def exchanges(processes: ProcessGroup) -> dict[str, Any]:
     """What comes of every kind of exchange, as plain data."""
     rank = processes.rank
     found: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.share, (0, 1, 2, 7))]}
-    found["everyone"] = processes.everyone({"rank": rank})
+    found["everyone"] = processes.all_gather_object({"rank": rank})
     found["agree"] = processes.agree("first" if rank == 0 else "second")
     rows = torch.arange(14.0).reshape(7, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
@@ -94,19 +94,19 @@ def exchanges(processes: Processes) -> dict[str, Any]:
     assert processes.gather(torch.tensor([rank])).tolist() == [0, 1]
     assert processes.gather(rows[:0]).shape == (0, 2)
     tensors = [torch.full((2, 3), 1.0 + rank), torch.tensor([rank, 5]), torch.tensor(0.1, dtype=torch.bfloat16)]
-    processes.sum_(tensors)
+    processes.all_reduce(tensors)
     found["sum"] = [tensor.tolist() for tensor in tensors]
     none, one, both = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
     both.grad = torch.tensor([1.0, rank])
     if rank == 1:
         one.grad = torch.tensor([3.0, 4.0])
-    processes.sum_gradients([none, one, both])
+    processes.all_reduce_gradients([none, one, both])
     found["gradients"] = [None if p.grad is None else p.grad.tolist() for p in (none, one, both)]
     processes.barrier()
     return found
 
 
-def drift(root: Path, processes: Processes) -> str:
+def drift(root: Path, processes: ProcessGroup) -> str:
     """The processes log different numbers."""
     try:
         with open_run(processes, CONFIG, 0, lambda: Run.open(root, "drifted", CONFIG)) as run:
@@ -117,7 +117,7 @@ def drift(root: Path, processes: Processes) -> str:
     return ""
 
 
-def other_config(root: Path, processes: Processes) -> str:
+def other_config(root: Path, processes: ProcessGroup) -> str:
     """The processes were started with different configs."""
     config = {**CONFIG, "rank": processes.rank}
     try:
@@ -127,7 +127,7 @@ def other_config(root: Path, processes: Processes) -> str:
     return ""
 
 
-def interrupted(processes: Processes) -> Callable[[int], None]:
+def interrupted(processes: ProcessGroup) -> Callable[[int], None]:
     def hook(update: int) -> None:
         if update == 2 and processes.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -137,8 +137,8 @@ def interrupted(processes: Processes) -> Callable[[int], None]:
 
 def main() -> None:
     root, scenario = Path(sys.argv[1]), sys.argv[2]
-    processes = Processes.join()
-    assert Processes.join() is processes is Processes.joined()
+    processes = ProcessGroup.join()
+    assert ProcessGroup.join() is processes is ProcessGroup.joined()
     said: dict[str, Any] = {}
     if scenario == "well":
         said["exchanges"] = exchanges(processes)

@@ -17,7 +17,7 @@ from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.metagrad import MetaGradPrincipal
-from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.random_principal import RandomPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from societies import spec

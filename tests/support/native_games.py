@@ -9,7 +9,7 @@ import torch
 
 from llmrl.core.records import Step, on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
 
 SUBSTRATES = ("cleanup", "harvest")
@@ -31,8 +31,8 @@ def flat(step: Step) -> dict[str, np.ndarray]:
     found = {f"observation/{name}": on_host(x) for name, x in step.observation.items()}
     found |= {f"info/{name}": on_host(x) for name, x in step.info.items()}
     found |= {"reward": on_host(step.reward), "base": on_host(step.base_reward), "truncated": step.truncated}
-    if step.exposure is not None:
-        found["exposure"] = on_host(step.exposure)
+    if step.reward_jacobian is not None:
+        found["reward_jacobian"] = on_host(step.reward_jacobian)
     return found
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from llmrl.core.seeding import Seeds
+from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
-from llmrl.envs.particles.world import World
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domains import find_domain
-from llmrl.teachers.guide import Guide
+from llmrl.teachers.domain_registry import find_domain
+from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import Plan, PlanStep
 
@@ -44,24 +44,24 @@ def domain_of(scenario: Scenario) -> Domain:
     return find_domain(scenario.name, spec=games_of(scenario).spec)
 
 
-def told(scenario: Scenario, world: World) -> list[list[str]]:
+def told(scenario: Scenario, world: ParticleWorld) -> list[list[str]]:
     """The sentence of each agent of each game."""
     scenes = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(world)})
     n = scenario.bodies.n_agents
     return [[scene.sentence for scene in scenes[i : i + n]] for i in range(0, len(scenes), n)]
 
 
-def placed(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> World:
+def placed(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
     """One game at rest with discs at `position` [E, 2]."""
-    world = World(scenario.bodies, 1, scenario.words, len(scenario.guides))
+    world = ParticleWorld(scenario.bodies, 1, scenario.words, len(scenario.guides))
     world.place(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
     return world
 
 
-def random_world(scenario: Scenario, seed: int, n_envs: int) -> World:
+def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
     """Games in the middle of something: everything moves, and something was said."""
     rng = np.random.default_rng(seed)
-    world = World(scenario.bodies, n_envs, scenario.words, len(scenario.guides))
+    world = ParticleWorld(scenario.bodies, n_envs, scenario.words, len(scenario.guides))
     world.place(np.ones(n_envs, dtype=bool), *scenario.draw(rng, n_envs))
     world.velocity = rng.normal(size=world.velocity.shape) * scenario.bodies.movable[:, None]
     if scenario.guides:
@@ -75,8 +75,8 @@ def random_world(scenario: Scenario, seed: int, n_envs: int) -> World:
     return world
 
 
-def guide_of(domain: Domain) -> Guide:
-    return Guide(domain, OraclePlanner(domain))
+def guide_of(domain: Domain) -> PlanPolicy:
+    return PlanPolicy(domain, OraclePlanner(domain))
 
 
 Choice = Callable[[Domain, int, str], Plan]
@@ -84,7 +84,7 @@ Choice = Callable[[Domain, int, str], Plan]
 
 
 def play(
-    scenario: Scenario, n_envs: int, choose: Choice, world: World | None = None, seed: int = 0
+    scenario: Scenario, n_envs: int, choose: Choice, world: ParticleWorld | None = None, seed: int = 0
 ) -> tuple[ParticlesEnv, np.ndarray, dict[str, float]]:
     """One episode of each game; returns of all agents [n_envs, n_agents], and the metrics of an episode."""
     env, domain = games_of(scenario, n_envs), domain_of(scenario)

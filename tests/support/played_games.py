@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
 
 ROOMS = {
@@ -41,7 +41,7 @@ def digest(env: NativeEnv, steps: int = STEPS) -> str:
 
 def digests(run=None) -> list[str]:
     """Of 100 episodes on the two small maps, once more of what can be seen with pictures; `run` instead of the
-    engine's (`tree.Shared`)."""
+    engine's (`compilation.CpuGames`)."""
     found = []
     for substrate in ROOMS:
         for observe in (["grid", "vector"], ["pixels"]):

@@ -5,8 +5,8 @@ import numpy as np
 from llmrl.agents.search_agent import LinearAgent, TabularAgent
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
-from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec, GameText
-from llmrl.principals.llm import llm_principal
+from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
+from llmrl.principals.llm_factory import llm_principal
 from models import scripted
 
 POLE = EnvSpec(
@@ -17,7 +17,7 @@ POLE = EnvSpec(
     n_actions=2,
     action_names=("left", "right"),
     horizon=200,
-    text=GameText(
+    text=EnvDescription(
         "Keep the pole upright.",
         (("position", "of the cart (in m, from -2.4 to 2.4)"), ("speed", "of the cart"), ("angle", "of the pole")),
         (("left", "push to the left"), ("right", "push to the right")),
@@ -31,7 +31,7 @@ ARM = EnvSpec(
     n_actions=0,
     action_names=(),
     horizon=None,
-    numbers=ActionNumbers(("shoulder", "elbow"), (-1.0, -2.0), (1.0, 2.0)),
+    continuous_actions=ContinuousActions(("shoulder", "elbow"), (-1.0, -2.0), (1.0, 2.0)),
 )
 LAKE = EnvSpec(
     name="lake",

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from engine_games import Recording, Seen
-from llmrl.envs.native import tables
-from llmrl.envs.native.draws import Draws
+from llmrl.envs.native import map_geometry
 from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.hashed_random import HashedRandom
 from llmrl.envs.native.maps import GameMap, parse
 from llmrl.envs.native.state import State
 
@@ -24,7 +24,7 @@ NEVER = 1 - 2.0**-24
 """The largest number that is drawn: what is left to chance does not happen."""
 
 
-class Told(Draws):
+class Told(HashedRandom):
     """Numbers that are said beforehand, by purpose; asking for others is an error."""
 
     def __init__(self, values: dict[str, np.ndarray]) -> None:
@@ -184,7 +184,7 @@ class Expected:
         """How often what the rules are about happened."""
         seen, alive = self.seen, self.seen.alive
         now, before = slice(1, None), slice(None, -1)
-        moves = [self.engine.actions.index(name) for name in tables.MOVES]
+        moves = [self.engine.actions.index(name) for name in map_geometry.MOVES]
         moved = np.isin(self.action, moves) & alive[:, before]
         stayed = moved & alive[:, now] & (self._pos[:, now] == self._pos[:, before])
         hidden = seen.grew[:, now] & ~seen.apple[:, now] & ~seen.apple[:, before]
@@ -210,9 +210,9 @@ class Expected:
     def _contests(self, stayed: np.ndarray) -> int:
         """Blocked moves into a cell that was left, or that was free before, in the same step."""
         game_map, count = self.map, 0
-        offsets = tables.offsets(game_map)
+        offsets = map_geometry.offsets(game_map)
         for game, t, player in np.argwhere(stayed):
-            move = tables.MOVES[self.engine.actions[self.action[game, t, player]]]
+            move = map_geometry.MOVES[self.engine.actions[self.action[game, t, player]]]
             target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]
             there = (self._pos[game, t] == target) & self.seen.alive[game, t]
             there_now = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]

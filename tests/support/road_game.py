@@ -8,7 +8,7 @@ import torch
 from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.core.observers import Transition
 from llmrl.core.records import ChatReply, Step
-from llmrl.core.spaces import Channel, EnvSpec, GameText
+from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
 from llmrl.llms.client import ChatClient
 from models import Echo
 
@@ -41,9 +41,11 @@ def spec(n_envs=1, n_agents=1, mask=False, numbers=None):
     if mask:
         channels["action_mask"] = Channel((3,), "bool", 0, 1)
     actions = ACTIONS if numbers is None else (("speed", "how fast"),)
-    text = GameText("Get to the right.", (("x", "your place"),), actions)
+    text = EnvDescription("Get to the right.", (("x", "your place"),), actions)
     n = 3 if numbers is None else 0
-    return EnvSpec("road", n_envs, n_agents, channels, n, ("left", "stay", "right")[:n], 10, numbers=numbers, text=text)
+    return EnvSpec(
+        "road", n_envs, n_agents, channels, n, ("left", "stay", "right")[:n], 10, continuous_actions=numbers, text=text
+    )
 
 
 class Table:

@@ -10,9 +10,9 @@ from minigrid.minigrid_env import MiniGridEnv
 
 import llmrl.envs.rooms.gymnasium_envs  # noqa: F401  # registers our rooms
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.stock import DoorKey, StockTask
-from llmrl.envs.rooms.tasks import OneRoom, Task
-from llmrl.envs.rooms.world import DROP, Layout, World
+from llmrl.envs.rooms.grid_world import DROP, GridWorld, RoomLayout
+from llmrl.envs.rooms.minigrid_tasks import DoorKey, MiniGridTask
+from llmrl.envs.rooms.tasks import OneRoom, RoomTask
 
 IDS = {
     "simple_doorkey": "llmrl/SimpleDoorKey-v0",
@@ -29,7 +29,7 @@ def numbers(seed: int, game: int, k: int) -> np.random.Generator:
     return Seeds(Seeds(seed).integer("layouts")).child(game).numpy(k)
 
 
-def reference(task: Task, view: int, horizon: int) -> MiniGridEnv:
+def reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
     """The same task on MiniGrid."""
     options = {"agent_view_size": view, "max_steps": horizon}
     if isinstance(task, OneRoom):
@@ -41,8 +41,8 @@ def reference(task: Task, view: int, horizon: int) -> MiniGridEnv:
     return env
 
 
-def begin(env: MiniGridEnv, task: Task, rng: np.random.Generator) -> None:
-    if isinstance(task, StockTask):
+def begin(env: MiniGridEnv, task: RoomTask, rng: np.random.Generator) -> None:
+    if isinstance(task, MiniGridTask):
         env.reset(seed=int(rng.integers(2**31)))
     else:
         env.np_random = rng
@@ -58,22 +58,22 @@ def in_sight(env: MiniGridEnv) -> np.ndarray:
     return big[40 : 40 + env.width, 40 : 40 + env.height]
 
 
-def world_of(layout: Layout) -> World:
-    world = World(1, *layout.cells.shape[:2], margin=1)
+def world_of(layout: RoomLayout) -> GridWorld:
+    world = GridWorld(1, *layout.cells.shape[:2], margin=1)
     world.begin([0], [layout])
     return world
 
 
-def one_game(world: World, game: int) -> World:
+def one_game(world: GridWorld, game: int) -> GridWorld:
     """Game `game` of `world` as a world of its own."""
-    alone = World(1, world.width, world.height, world.margin)
+    alone = GridWorld(1, world.width, world.height, world.margin)
     alone.cells[0] = world.cells[game]
     alone.at[0] = world.at[game] - game * world.cells[0].size
     alone.heading[0], alone.carrying[0] = world.heading[game], world.carrying[game]
     return alone
 
 
-def solve(world: World, task: Task, most: int = 20_000) -> list[int] | None:
+def solve(world: GridWorld, task: RoomTask, most: int = 20_000) -> list[int] | None:
     """The shortest actions that solve the only game of `world`; None if there are none in `most` states.
 
     Nothing is dropped unless that is the only way.
@@ -81,7 +81,7 @@ def solve(world: World, task: Task, most: int = 20_000) -> list[int] | None:
     return _search(world, task, range(DROP), most) or _search(world, task, range(DROP + 1), most)
 
 
-def _search(world: World, task: Task, actions: Sequence[int], most: int) -> list[int] | None:
+def _search(world: GridWorld, task: RoomTask, actions: Sequence[int], most: int) -> list[int] | None:
     actions = [*actions, 5]
     k, size = len(actions), world.cells[0].size
     edge = [(world.cells[0], int(world.at[0]), int(world.heading[0]), int(world.carrying[0]))]
@@ -89,7 +89,7 @@ def _search(world: World, task: Task, actions: Sequence[int], most: int) -> list
     known = {(edge[0][0].tobytes(), *edge[0][1:])}
     while edge and len(known) < most:
         n = len(edge) * k
-        tried = World(n, world.width, world.height, world.margin)
+        tried = GridWorld(n, world.width, world.height, world.margin)
         tried.cells = np.repeat(np.stack([state[0] for state in edge]), k, axis=0)
         first = np.arange(n) * size
         tried.at = np.repeat([state[1] for state in edge], k) + first

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
 
 SCRIPTED = "scripted (not a language model)"

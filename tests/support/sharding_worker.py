@@ -11,7 +11,7 @@ import torch
 
 from llmrl.agents.llm_ppo import sharding
 from llmrl.algorithms import sharded
-from llmrl.core.processes import Processes, leaving_together
+from llmrl.core.processes import ProcessGroup, leaving_together
 from llmrl.run.checkpoints import CheckpointStore
 
 STEPS = 4
@@ -55,7 +55,7 @@ def alone() -> tuple[list[float], dict[str, torch.Tensor]]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    processes = Processes.join()
+    processes = ProcessGroup.join()
     norms: list[float] = []
     store = CheckpointStore(folder / str(processes.rank))
     net: Any
@@ -80,7 +80,7 @@ def main() -> None:
             adam.zero_grad()
             own = processes.share(len(ids))
             (losses(net, ids[own], labels[own]).sum() / len(ids)).backward()
-            processes.sum_gradients(net.parameters())
+            processes.all_reduce_gradients(net.parameters())
             norms.append(float(sharded.clip_gradients(net.parameters(), 0.5, processes)))
             adam.step()
         net_state = sharded.gathered({name: p.detach() for name, p in named.items()})

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from llmrl.core.protocols import AgentLoop
-from llmrl.core.records import Act
+from llmrl.core.records import PolicyOutput
 from signal_game.parts import Echo, EchoAgent
 
 
@@ -18,11 +18,13 @@ class Skilled(Echo):
 
     def act(
         self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
-    ) -> Act:
+    ) -> PolicyOutput:
         right = observation["vector"].argmax(-1)
         known = torch.rand(right.shape, generator=generator) < self.skill
         action = torch.where(known, right, (right + 1) % observation["vector"].shape[-1])
-        return Act(action, torch.zeros(right.shape), torch.zeros(right.shape))  # a rollout wants both, nobody uses them
+        return PolicyOutput(
+            action, torch.zeros(right.shape), torch.zeros(right.shape)
+        )  # a rollout wants both, nobody uses them
 
 
 class SkilledAgent(EchoAgent):

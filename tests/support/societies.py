@@ -8,7 +8,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot.describe import SubstrateSettings, describe
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings, describe
 
 
 def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):

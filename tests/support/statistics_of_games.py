@@ -13,8 +13,8 @@ import torch
 
 import scripted
 from engine_games import Policy, Recording, Rig, Seen, play
-from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.hashed_random import HashedRandom, game_keys
 from llmrl.envs.native.maps import parse
 
 REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
@@ -66,7 +66,9 @@ def condition_of(entry: Mapping) -> Condition:
     return Condition(**{**entry["condition"], "weights": tuple(entry["condition"].get("weights", ()))})
 
 
-def of_native(condition: Condition, games: int, seed: int, draws: type[Draws] = Draws) -> dict[str, np.ndarray]:
+def of_native(
+    condition: Condition, games: int, seed: int, draws: type[HashedRandom] = HashedRandom
+) -> dict[str, np.ndarray]:
     """The numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
     rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
     game_map = parse(rig.substrate, rig.map)

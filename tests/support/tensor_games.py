@@ -32,7 +32,7 @@ class OnDevice:
             step.terminated,
             step.truncated,
             {name: self._tensor(x) for name, x in step.info.items()},
-            None if step.exposure is None else self._tensor(step.exposure),
+            None if step.reward_jacobian is None else self._tensor(step.reward_jacobian),
         )
 
     def _tensor(self, x):

@@ -23,19 +23,20 @@ from experiments import comparable_metrics
 from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
-from llmrl.run import owner
-from llmrl.run.folder import config_hash, find_folder
+from llmrl.run import ownership
+from llmrl.run.config_hash import config_hash
+from llmrl.run.folder import find_folder
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import Status
 from llmrl.sweeps import scheduling
 from llmrl.sweeps.backends.here import Here
 from llmrl.sweeps.backends.local import Local
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, Outcome, SchedulerError, name_of
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, SchedulerError, name_of
 from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
-from llmrl.sweeps.records import cancel, records
-from llmrl.sweeps.work import RowEnd, Task, Work
+from llmrl.sweeps.run_control import cancel, records
+from llmrl.sweeps.work import JobWork, RowEnd, Task
 
 PLACES = ("here", "local", "slurm")
 
@@ -97,7 +98,7 @@ def test_runs_in_this_process_end_as_in_processes_of_their_own(tmp_path, monkeyp
     assert [outcome.skipped for outcome in again] == [True, False, False, True]
 
 
-def together(works: Sequence[Work]) -> list[RowEnd]:
+def together(works: Sequence[JobWork]) -> list[RowEnd]:
     return [work.end(computes) for work in works]
 
 
@@ -105,7 +106,7 @@ def test_rows_in_this_process_end_each_for_itself(tmp_path):
     """As a task of several runs tells of them; what it is given has been taken on, each with the others beside it."""
     seen = []
 
-    def counted(works: Sequence[Work]) -> list[RowEnd]:
+    def counted(works: Sequence[JobWork]) -> list[RowEnd]:
         seen.append([len(read_queued(work.folder).beside) for work in works])
         return together(works)
 
@@ -143,7 +144,7 @@ class Faulty(Backend):
     def __init__(self, refuses: bool) -> None:
         self.refuses = refuses
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         if self.refuses:
             raise SchedulerError("closed on Sundays")
         return []
@@ -184,7 +185,7 @@ class Detached(Backend):
     folder: str = ""
     scheduler: ClassVar[type[Sleepers]] = Sleepers
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         outcomes = []
         for one in jobs:
             queued = take_on(one, sweep_folder, cluster=self.folder, user="ada")
@@ -197,7 +198,7 @@ class Detached(Backend):
             end = Path(self.folder, "end")
             process = subprocess.Popen([sys.executable, "-c", code, str(one.folder), str(end)])
             replace(queued, job_id=str(process.pid)).write(one.folder)
-            outcomes.append(Outcome(one, one.folder, "submitted", job_id=str(process.pid)))
+            outcomes.append(JobOutcome(one, one.folder, "submitted", job_id=str(process.pid)))
         return outcomes
 
 
@@ -279,9 +280,9 @@ def test_a_job_of_any_scheduler_knows_its_id(monkeypatch):
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "LLMRL_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert owner.job_id() == "12"
+    assert ownership.job_id() == "12"
     monkeypatch.setenv("LLMRL_JOB_ID", "night-7")
-    assert owner.job_id() == "night-7"
+    assert ownership.job_id() == "night-7"
 
 
 @pytest.mark.slow

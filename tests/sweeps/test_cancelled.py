@@ -22,15 +22,15 @@ from llmrl.cli import sweep
 from llmrl.cli.sweep import RETRIED
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import Status
-from llmrl.sweeps.backends import slurm_queue
-from llmrl.sweeps.backends.local import Local, Pool
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, Outcome
-from llmrl.sweeps.backends.slurm import Slurm
+from llmrl.sweeps.backends import slurm_status
+from llmrl.sweeps.backends.local import Local, PackPool
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome
+from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.launch import exit_code
-from llmrl.sweeps.records import cancel, records
+from llmrl.sweeps.run_control import cancel, records
 from llmrl.sweeps.scheduling import ask_schedulers, outcome_of
 
-SLURM = "llmrl.sweeps.backends.slurm.Slurm"
+SLURM = "llmrl.sweeps.backends.slurm_submission.Slurm"
 
 
 def job(root: Path, seed: int, backend: Backend | None = None) -> Job:
@@ -55,7 +55,7 @@ def test_what_waits_when_the_launcher_is_stopped_is_cancelled(tmp_path: Path, nu
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    outcomes = Pool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
+    outcomes = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
     stopper.join()
     assert seen == ["queued"]
     assert [outcome.state for outcome in outcomes] == ["cancelled"] * 3
@@ -70,7 +70,7 @@ def test_what_waits_when_the_launcher_is_stopped_is_cancelled(tmp_path: Path, nu
 def test_a_launcher_that_was_stopped_while_it_took_runs_on_cancels_them_all(tmp_path: Path) -> None:
     """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
-    pool = Pool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
+    pool = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
     make_folder = pool._make_folder
 
     def stopped() -> None:
@@ -96,7 +96,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm_queue.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(slurm_status.getpass, "getuser", lambda: "ada")
 
     def answers(squeue: str, sacct: str) -> Path:
         said = {"squeue": squeue, "sacct": sacct, "scontrol": "ClusterName             = atlas\n", "scancel": ""}
@@ -108,6 +108,38 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         return bin_folder
 
     return answers
+
+
+def test_why_jobs_wait(tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """As squeue of SLURM 22.05 and 23.11 printed it: `--format=%i|%T|%r`."""
+    bin_folder = cluster(
+        "21|PENDING|Priority\n22|PENDING|QOSMaxJobsPerUserLimit\n23_0|PENDING|Dependency\n23_1|RUNNING|None\n"
+        "24|PENDING|ReqNodeNotAvail, UnavailableNodes:gpu[01-04]\n25|PENDING|None\n26|PENDING|SomethingNew\n"
+        "27|PENDING|AssocGrpCPUMinutesLimit\n28|PENDING|launch failed requeued held\n",
+        "",
+    )
+    for i, job_id in enumerate(("21", "22", "23_0", "23_1", "24", "25", "26", "27", "28")):
+        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
+    found = records(tmp_path / "outputs")
+    assert {record.state for record in found} == {"queued"}
+    waits = {record.job_id: record.waits for record in found}
+    assert waits == {
+        "21": "jobs with a higher priority come first (Priority)",
+        "22": "limit of the quality of service reached: running jobs a user (QOSMaxJobsPerUserLimit)",
+        "23_0": "a job that it needs has not ended (Dependency)",
+        "23_1": "",
+        "24": "nodes that it could use are down, reserved, or reserved before its time limit ends "
+        "(ReqNodeNotAvail, UnavailableNodes:gpu[01-04])",
+        "25": "",
+        "26": "SomethingNew",
+        "27": "limit of your account reached: core minutes (AssocGrpCPUMinutesLimit)",
+        "28": "its start failed and it was held: scontrol release gives it free (launch failed requeued held)",
+    }
+    assert "--format=%i|%T|%r" in (bin_folder / "squeue.asked").read_text()
+    with pytest.raises(SystemExit) as ended:
+        sweep.main(["status", str(tmp_path / "outputs")])
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and "(Priority)" in said and "come first" in said
 
 
 def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
@@ -168,7 +200,7 @@ def test_the_launcher_says_what_became_of_its_jobs(tmp_path: Path, cluster: Call
         queued = in_slurm(one.folder, job_id)
         queues = ask_schedulers([one.folder])
         assert [queue.cluster for queue in queues] == ["atlas"]
-        outcome = outcome_of(Outcome(one, one.folder, "submitted", job_id=job_id), queued, queues)
+        outcome = outcome_of(JobOutcome(one, one.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error
 
 
@@ -193,9 +225,9 @@ def test_a_launcher_killed_outright_still_loses_its_queue(tmp_path: Path) -> Non
 def test_tasks_of_an_array_are_told_apart(ranges: list[tuple[int, int]], limited: bool) -> None:
     text = ",".join(f"{a}" if n == 0 else f"{a}-{a + n}" for a, n in ranges) + ("%3" if limited else "")
     expected = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
-    assert slurm_queue.tasks_of(f"7_[{text}]") == expected
+    assert slurm_status.tasks_of(f"7_[{text}]") == expected
     assert (
-        slurm_queue.tasks_of("7") == ["7"]
-        and slurm_queue.tasks_of("7_3") == ["7_3"]
-        and slurm_queue.tasks_of("7_[") == ["7_["]
+        slurm_status.tasks_of("7") == ["7"]
+        and slurm_status.tasks_of("7_3") == ["7_3"]
+        and slurm_status.tasks_of("7_[") == ["7_["]
     )

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from llmrl.cli import sweep
-from llmrl.run.owner import process_start, this_machine
+from llmrl.run.ownership import process_start, this_machine
 from llmrl.run.queued import Queued
 from llmrl.run.status import Status
 

@@ -10,10 +10,10 @@ import pytest
 from experiments import compose
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.experiment.means import Means, game_processes
+from llmrl.experiment.resources import RunResources, game_processes
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware
-from llmrl.sweeps.backends.slurm import Slurm
+from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 
 CPU = Hardware(Local(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
@@ -46,10 +46,10 @@ def test_a_run_alone_plays_on_all_cores_and_runs_of_a_sweep_have_their_shares(mo
     monkeypatch.setattr("llmrl.sweeps.machine._cores", lambda: 8)
     monkeypatch.delenv(RUNS_BESIDE, raising=False)
     chosen = f"hardware={hardware}"
-    assert Means(compose(chosen)).cores == 8 and Means(compose(chosen, "hardware.cores=3")).cores == 3
+    assert RunResources(compose(chosen)).cores == 8 and RunResources(compose(chosen, "hardware.cores=3")).cores == 3
     for beside, cores in ((2, 4), (3, 2), (16, 1)):
         monkeypatch.setenv(RUNS_BESIDE, str(beside))
-        assert Means(compose(chosen)).cores == cores
+        assert RunResources(compose(chosen)).cores == cores
 
 
 def test_gpus_that_are_not_there_are_missed_before_anything_starts():
@@ -88,7 +88,7 @@ def test_a_run_has_a_core_for_each_of_its_games_or_threads():
     assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
     assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
     config = compose("env=cleanup", "env.engine=meltingpot", "env.n_envs=3")
-    assert Means(config).hardware.cores_for(game_processes(config)) == 3
+    assert RunResources(config).hardware.cores_for(game_processes(config)) == 3
     assert game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
 
 
@@ -102,6 +102,6 @@ def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", options("hardware"))
 def test_every_option_is_whole(name):
-    hardware = Means(compose(f"hardware={name}")).hardware
+    hardware = RunResources(compose(f"hardware={name}")).hardware
     assert isinstance(hardware.backend, Slurm if name.startswith("slurm") else Local)
     assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "slurm_multi_gpu", "slurm_finetune", "local"))

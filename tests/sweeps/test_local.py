@@ -247,12 +247,14 @@ def test_commands_say_what_is_wrong(tmp_path):
 def test_a_thousand_finished_runs_are_read_in_seconds(tmp_path):
     """Not timed here; that every folder is read once, and only its end, is what makes it quick."""
     from llmrl.analysis.runs import read_runs
-    from llmrl.run.status import Progress, Status
+    from llmrl.run.status import RunProgress, Status
 
     for i in range(1000):
         folder = tmp_path / "outputs" / "study" / f"principal_p{i // 10}-{i // 10:08x}" / f"s{i % 10}"
         folder.mkdir(parents=True)
-        Status("finished", result=float(i), overrides=[f"principal=p{i // 10}"], progress=Progress(1, 1)).write(folder)
+        Status("finished", result=float(i), overrides=[f"principal=p{i // 10}"], progress=RunProgress(1, 1)).write(
+            folder
+        )
         rows = '{"kind": "update", "x": "updates", "updates": 1, "loss": 0.5, "ended/return": %d}\n'
         rows += '{"kind": "probe", "x": "updates", "updates": 2, "probe/a/b": 0.5}\n{"kind": "upd'
         (folder / "metrics.jsonl").write_text(rows.replace("%d", str(i)))
@@ -328,7 +330,7 @@ def test_a_queue_of_another_machine_is_believed_for_as_long_as_it_is_heard_of(tm
     for folder in (run, sweep_folder):
         folder.mkdir(parents=True)
     alive = sweep_folder / "launcher.alive"
-    for backend in ("llmrl.sweeps.backends.local.Local", "llmrl.sweeps.backends.slurm.Slurm"):
+    for backend in ("llmrl.sweeps.backends.local.Local", "llmrl.sweeps.backends.slurm_submission.Slurm"):
         Queued(backend, 0, "", "elsewhere", 1, "1", "elsewhere", str(sweep_folder), "", "", "", 0.0, "", []).write(run)
         alive.touch()
         assert read_run(run).state == "queued"
@@ -352,7 +354,7 @@ def test_a_queue_is_asked_only_about_jobs_it_can_know(tmp_path):
 
     run = tmp_path / "study" / "defaults-00000000" / "s0"
     run.mkdir(parents=True)
-    slurm = "llmrl.sweeps.backends.slurm.Slurm"
+    slurm = "llmrl.sweeps.backends.slurm_submission.Slurm"
     queued = Queued(slurm, 0, "7", "here", 1, "1", "here", str(tmp_path), "", "atlas", "ada", 0.0, "", [])
     queued.write(run)
     for cluster, user, jobs, state in (

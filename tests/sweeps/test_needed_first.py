@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llmrl
-from llmrl.core.errors import NeededRunFailed
+from llmrl.core.errors import PrerequisiteFailed
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_references import needed
 from llmrl.experiment.sweep_jobs import TASK, job_of, with_needed
@@ -75,7 +75,7 @@ def test_a_run_of_the_same_sweep_is_waited_for(tmp_path):
 @pytest.mark.slow
 def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_path):
     """The channel that agents are to read is there for neither of them; the one that learns first finds out."""
-    broken = ("agent.reads=[nothing]",)
+    broken = ("agent.observation_channels=[nothing]",)
     jobs = with_needed(jobs_of(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
     assert len(jobs) == 3
     outcomes, code = launch(jobs, TASK, tmp_path / ".sweeps" / "a")
@@ -91,9 +91,11 @@ def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_pat
 
 
 def test_by_itself_a_run_says_the_same(tmp_path):
-    experiment = Experiment.compose(*NEEDS, f"output_root={tmp_path}", "agent.reads=[nothing]")
+    experiment = Experiment.compose(*NEEDS, f"output_root={tmp_path}", "agent.observation_channels=[nothing]")
     for attempt in (1, 2):
-        with pytest.raises(NeededRunFailed, match=rf"pre-training, {STUDY}.*which this run needs .* failed: .*nothing"):
+        with pytest.raises(
+            PrerequisiteFailed, match=rf"pre-training, {STUDY}.*which this run needs .* failed: .*nothing"
+        ):
             experiment.run()
         [run] = needed(experiment.config)
         assert read_status(run.folder).attempt == attempt, "whoever repeats a command wants it to be tried"

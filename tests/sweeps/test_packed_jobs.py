@@ -14,14 +14,14 @@ import pytest
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status
-from llmrl.sweeps.backends import slurm_queue
+from llmrl.sweeps.backends import slurm_status
 from llmrl.sweeps.backends.protocol import Hardware, Job
-from llmrl.sweeps.backends.slurm import Slurm
+from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.backends.slurm_work import ClusterWork
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
-from llmrl.sweeps.records import cancel, records
-from llmrl.sweeps.work import RowEnd, Work, Works
+from llmrl.sweeps.run_control import cancel, records
+from llmrl.sweeps.work import JobWork, PackWork, RowEnd
 
 pytest.importorskip("submitit")
 
@@ -38,7 +38,7 @@ def one(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def told(works: Sequence[Work]) -> list[RowEnd]:
+def told(works: Sequence[JobWork]) -> list[RowEnd]:
     """Runs that end with the codes in their configs."""
     return [RowEnd(work.folder, work.config["code"]) for work in works]
 
@@ -49,7 +49,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm_queue.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(slurm_status.getpass, "getuser", lambda: "ada")
     said = {
         "sbatch": "Submitted batch job 77",
         "srun": "",
@@ -131,8 +131,8 @@ USR2 = 128 + signal.SIGUSR2
 def test_a_job_goes_back_if_one_of_its_runs_was_told_to_save(
     tmp_path: Path, requeued: list[int], codes: tuple[int, ...], back: bool, code: int | None
 ) -> None:
-    works = [Work(one, {"code": each}, [], tmp_path / str(i), {}) for i, each in enumerate(codes)]
-    call: Callable[[], None] = ClusterWork(Works(works, told))
+    works = [JobWork(one, {"code": each}, [], tmp_path / str(i), {}) for i, each in enumerate(codes)]
+    call: Callable[[], None] = ClusterWork(PackWork(works, told))
     if code is None:
         call()
     else:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
-from llmrl.sweeps.backends.slurm import Slurm
+from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.packing import TOGETHER, SharedTask, dealt, packed_into, packed_over, put_back, works_of
-from llmrl.sweeps.work import RowEnd, Work
+from llmrl.sweeps.work import JobWork, RowEnd
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=40)
@@ -127,7 +127,7 @@ def _one(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def _several(works: Sequence[Work]) -> list[RowEnd]:
+def _several(works: Sequence[JobWork]) -> list[RowEnd]:
     raise AssertionError
 
 

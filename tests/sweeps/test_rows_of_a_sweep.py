@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from experiments import comparable_metrics
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_queued
-from llmrl.sweeps.records import cancel, records
+from llmrl.sweeps.run_control import cancel, records
 from sweeping import command, start, sweep, table, until
 
 ROOM = (
@@ -98,19 +99,25 @@ def test_a_stop_saves_all_rows_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.long
 def test_ten_kills_at_random_moments_change_no_number(tmp_path):
     """Every time the launcher and its process are killed, and the same command goes on."""
-    overrides = (*ROOM, "design.steps=60", "seed=0,1", "checkpoint_seconds=0.05")
+    overrides = (*ROOM, "design.steps=200", "seed=0,1", "checkpoint_seconds=0.05")
     done = sweep(*overrides, "output_root=calm", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    moments, kills = random.Random(0), 0
-    while kills < 10:
+    moments, killed = random.Random(0), set()
+
+    def living() -> set[int]:
+        """Processes that play and were not killed: for a moment a dead one looks as if it did."""
+        rows = table(tmp_path) if (tmp_path / "outputs").exists() else []
+        return {row["pid"] for row in rows if row["state"] == "running"} - killed
+
+    for _ in range(10):
         launcher = start(*overrides, cwd=tmp_path)
-        until(lambda: (tmp_path / "outputs").exists() and "running" in {row["state"] for row in table(tmp_path)})
-        time.sleep(moments.uniform(0, 1.5))
-        pids = {row["pid"] for row in table(tmp_path) if row["state"] == "running"}
-        for pid in (launcher.pid, *pids):
-            os.kill(pid, signal.SIGKILL)
+        until(living)
+        time.sleep(moments.uniform(0, 1.0))
+        for pid in (launcher.pid, *living()):
+            with suppress(ProcessLookupError):  # a process may end by itself when its launcher is dead
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
         launcher.communicate(timeout=100)
-        kills += 1
     done = sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert metrics(tmp_path, "outputs") == metrics(tmp_path, "calm")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmrl.analysis.runs import read_runs
-from llmrl.run.progress import Progress
-from llmrl.run.status import Progress as Numbers
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.status import RunProgress as Numbers
 from llmrl.sweeps.watch import SweepWatch, newest_value, summary
 from run_folders import write_run
 
@@ -41,7 +41,7 @@ def test_what_has_ended_is_not_told(running) -> None:
 
 def test_lines_come_now_and_then(running, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     monkeypatch.setattr("llmrl.sweeps.watch.read_run", lambda folder: running[0])
-    with caplog.at_level(logging.INFO), Progress(5, "runs", "sweep", terminal=False) as progress:
+    with caplog.at_level(logging.INFO), ProgressBar(5, "runs", "sweep", terminal=False) as progress:
         rare, often = SweepWatch(progress), SweepWatch(progress, every_s=1e-9)
         for _ in range(3):
             rare.look([running[0].folder])

@@ -19,11 +19,11 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
-from llmrl.teachers import options
+from llmrl.teachers import teacher_factory
 from llmrl.teachers.debate import ANNOUNCED, Debate
-from llmrl.teachers.domains import find_domain
-from llmrl.teachers.guide import Guide
+from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.schedules import Constant
 
 
@@ -62,7 +62,7 @@ GAME = tuple(f"The agent is {name}. {STATE}" for name in NAMES)
 
 def teacher_of(spec, seeds, llm, **arguments):
     """`teacher=llm` with some schedule."""
-    return options.llm_teacher(spec, seeds, llm, schedule=Constant(1.0), **arguments)
+    return teacher_factory.llm_teacher(spec, seeds, llm, schedule=Constant(1.0), **arguments)
 
 
 def spec_of(n: int = 3):
@@ -132,8 +132,8 @@ def test_distributions_are_of_the_last_round_and_sum_to_one() -> None:
             "stay": 0.4,
         }
     domain, env = debating.domain, ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=20)
-    guide = Guide(domain, debating)
-    rows = guide.advise(guide.scenes({"vector": env.reset(seed=1)["vector"]}))
+    plan_policy = PlanPolicy(domain, debating)
+    rows = plan_policy.advise(plan_policy.scenes({"vector": env.reset(seed=1)["vector"]}))
     assert rows.shape == (60, 5)
     np.testing.assert_allclose(rows.sum(-1), 1.0, atol=1e-6)
 
@@ -167,7 +167,8 @@ def test_a_mixture_is_shared_by_the_agents_of_a_game() -> None:
     env = ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=7)
     observation = {"vector": env.reset(seed=1)["vector"]}
     own, mixed = (
-        teacher_of(env.spec, Seeds(0), ChatClient(Covetous(3)), sharing=sharing).guide for sharing in ("own", "mixture")
+        teacher_of(env.spec, Seeds(0), ChatClient(Covetous(3)), sharing=sharing).plan_policy
+        for sharing in ("own", "mixture")
     )
     rows = own.advise(own.scenes(observation)).reshape(7, 3, 5)
     shared = mixed.advise(mixed.scenes(observation)).reshape(7, 3, 5)
@@ -203,7 +204,7 @@ def test_without_rounds_there_is_no_debate() -> None:
     teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
     assert "teacher/debate_changes" not in teacher.metrics()
     teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
-    assert isinstance(teacher.guide.planner, Debate) and teacher.guide.planner.rounds == 2
+    assert isinstance(teacher.plan_policy.planner, Debate) and teacher.plan_policy.planner.rounds == 2
     assert compose("env=simple_spread", "agent=mappo", "teacher=llm")["teacher"]["debate_rounds"] == 0
 
 

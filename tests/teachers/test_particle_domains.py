@@ -18,9 +18,9 @@ from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.llms.structured import InvalidReply
-from llmrl.teachers.domains import find_domain
+from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.particles import tag, telling
+from llmrl.teachers.particles import communication, tag
 from llmrl.teachers.particles.spread import assign
 from llmrl.teachers.plans import PlanStep, checked, parse_reply
 from particle_games import (
@@ -107,9 +107,9 @@ def test_advice_does_not_depend_on_other_games(scenario: Scenario) -> None:
     vector = scenario.observe(world)
     n = scenario.bodies.n_agents
     order = np.random.default_rng(2).permutation(20)
-    guide = guide_of(domain)
-    rows = guide.advise(guide.scenes({"vector": vector})).reshape(20, n, -1)
-    permuted = guide.advise(guide.scenes({"vector": vector[order]})).reshape(20, n, -1)
+    plan_policy = guide_of(domain)
+    rows = plan_policy.advise(plan_policy.scenes({"vector": vector})).reshape(20, n, -1)
+    permuted = plan_policy.advise(plan_policy.scenes({"vector": vector[order]})).reshape(20, n, -1)
     np.testing.assert_array_equal(permuted, rows[order])
     np.testing.assert_array_equal(rows.sum(-1), 1.0)
 
@@ -207,9 +207,9 @@ def test_other_worlds_are_refused() -> None:
 def test_another_particle_world_is_refused() -> None:
     spec = games_of(SimpleSpread()).spec
     with pytest.raises(ConfigError, match="simple_reference reads told_goal in what agents see"):
-        telling.SimpleReference(spec)
+        communication.SimpleReferenceDomain(spec)
     with pytest.raises(ConfigError, match="reads adversaries, good, good_velocities, obstacles"):
-        tag.SimpleTag(spec)
+        tag.SimpleTagDomain(spec)
 
 
 # Words

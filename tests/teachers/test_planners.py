@@ -14,9 +14,9 @@ from llmrl.llms.scripted import UnreadPromptError
 from llmrl.llms.structured import InvalidReply
 from llmrl.teachers import scripted_planner
 from llmrl.teachers.debate import ANNOUNCED
-from llmrl.teachers.domains import find_domain
+from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner, distribution
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text
 from models import Echo, connected, scripted

@@ -17,16 +17,16 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.protocols import Policy, Teacher
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.envs.rooms.stock import UnlockPickup
+from llmrl.envs.rooms.minigrid_tasks import UnlockPickup
 from llmrl.envs.rooms.tasks import ColoredDoorKey, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domains import DOMAINS, check_domain, find_domain
-from llmrl.teachers.guide import Guide
+from llmrl.teachers.domain_registry import DOMAINS, check_domain, find_domain
 from llmrl.teachers.llm_planner import LLMPlanner
-from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.offline_planner import OfflinePlanner
+from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PolicyTeacher
@@ -57,7 +57,7 @@ def build(option, env=None, llm=None, **changes):
 def teacher(mode="soft", parity=False, weight=1.0, task="colored_doorkey"):
     domain = find_domain(task, parity)
     planner = OfflinePlanner(domain, "published" if parity else "corrected")
-    return PolicyTeacher(Guide(domain, planner, mode), Constant(weight), Seeds(3))
+    return PolicyTeacher(PlanPolicy(domain, planner, mode), Constant(weight), Seeds(3))
 
 
 class Player(TeacherPolicy):
@@ -73,7 +73,7 @@ class Rollouts:
 
     def __init__(self, seed=0, env=None):
         env = env or environment()
-        self.collector = Collector(env, Player(teacher("hard", parity=True, task=env.spec.name).guide), "cpu")
+        self.collector = Collector(env, Player(teacher("hard", parity=True, task=env.spec.name).plan_policy), "cpu")
         self.collector.reset(seed)
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -99,40 +99,40 @@ class TestAdvice:
 
     def test_soft_advice_is_the_sum_over_plans(self):
         domain = find_domain("simple_doorkey", parity=True)
-        guide = Guide(domain, OfflinePlanner(domain, "published"))
+        plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"))
         # A key is in reach of none: `go to` walks (.98) and `pick up` alone acts at once (.02).
         grid = draw("#####", "#>.K#", "#####")[None, None]
-        advice = guide.advise(guide.scenes({"grid": grid}, np.zeros((1, 1, 4))))
+        advice = plan_policy.advise(plan_policy.scenes({"grid": grid}, np.zeros((1, 1, 4))))
         np.testing.assert_allclose(advice, [[0, 0, 0.98, 0.02, 0, 0, 0]], atol=1e-6)
 
     def test_hard_advice_draws_plans_by_their_probability(self):
         domain = find_domain("simple_doorkey", parity=True)
-        guide = Guide(domain, OfflinePlanner(domain, "published"), "hard")
+        plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"), "hard")
         grid = draw("#####", "#>.K#", "#####")[None, None]
-        scenes = guide.scenes({"grid": grid}, np.zeros((1, 1, 4))) * 4
-        advice = guide.advise(scenes, np.array([0.0, 0.97, 0.981, 0.999999]))
+        scenes = plan_policy.scenes({"grid": grid}, np.zeros((1, 1, 4))) * 4
+        advice = plan_policy.advise(scenes, np.array([0.0, 0.97, 0.981, 0.999999]))
         assert advice.argmax(1).tolist() == [2, 2, 3, 3]
         with pytest.raises(ValueError, match="random number"):
-            guide.advise(scenes)
+            plan_policy.advise(scenes)
 
     def test_nothing_to_do_is_idle(self):
         domain = find_domain("simple_doorkey")
-        guide = Guide(domain, OfflinePlanner(domain))
+        plan_policy = PlanPolicy(domain, OfflinePlanner(domain))
         everything_seen = draw("#####", "#>..#", "#####")[None, None]
-        assert guide.advise(guide.scenes({"grid": everything_seen})).tolist() == [[0, 0, 0, 0, 0, 0, 1]]
+        assert plan_policy.advise(plan_policy.scenes({"grid": everything_seen})).tolist() == [[0, 0, 0, 0, 0, 0, 1]]
 
     def test_memory_of_published_teachers_follows_episodes(self, rollouts):
         """In one piece or in two, with the games that ended in between forgotten."""
-        assert any(r.first[1:].any() for r in rollouts)
+        assert any(r.episode_start[1:].any() for r in rollouts)
         parts = teacher(parity=True)
         got = [parts.advise(r)["advice"] for r in rollouts]
         domain = find_domain("colored_doorkey", parity=True)
-        guide = Guide(domain, OfflinePlanner(domain, "published"))
+        plan_policy = PlanPolicy(domain, OfflinePlanner(domain, "published"))
         memory = np.zeros((N_ENVS, 1, domain.memory))
         for r, advice in zip(rollouts, got, strict=True):
             for t in range(12):
-                memory[r.first[t].numpy()] = 0
-                one = guide.advise(guide.scenes({"grid": r.observation["grid"][t].numpy()}, memory))
+                memory[r.episode_start[t].numpy()] = 0
+                one = plan_policy.advise(plan_policy.scenes({"grid": r.observation["grid"][t].numpy()}, memory))
                 np.testing.assert_array_equal(advice[t, :, 0].numpy(), one)
 
     def test_counters(self, rollouts):
@@ -152,7 +152,7 @@ class TestAdvice:
 
         domain = find_domain("colored_doorkey")
         judge = PolicyTeacher(
-            Guide(domain, LLMPlanner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
+            PlanPolicy(domain, LLMPlanner(domain, ChatClient(Silent()))), LinearFloorCutoff(cutoff=0), Seeds(0)
         )
         assert judge.advise(rollouts[0]) == {}
         assert judge.metrics()["teacher/weight"] == judge.metrics()["teacher/queries"] == 0
@@ -166,11 +166,11 @@ class TestAdvice:
                 raise LLMError("no")
 
         domain = find_domain("colored_doorkey")
-        judge = PolicyTeacher(Guide(domain, LLMPlanner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
+        judge = PolicyTeacher(PlanPolicy(domain, LLMPlanner(domain, ChatClient(Broken()))), Constant(), Seeds(0))
         before = judge.state_dict()
         with pytest.raises(LLMError):
             judge.advise(rollouts[0])
-        assert judge.updates == 0 and judge.state_dict()["guide"] == before["guide"]
+        assert judge.updates == 0 and judge.state_dict()["plan_policy"] == before["plan_policy"]
 
 
 class TestLoss:
@@ -270,13 +270,13 @@ class TestRestoring:
     def test_plans_of_a_model_are_not_asked_for_again(self, rollouts):
         def judge(llm):
             domain = find_domain("colored_doorkey")
-            return PolicyTeacher(Guide(domain, LLMPlanner(domain, llm, samples=2)), Constant(), Seeds(0))
+            return PolicyTeacher(PlanPolicy(domain, LLMPlanner(domain, llm, samples=2)), Constant(), Seeds(0))
 
         first = judge(scripted())
         expected = first.advise(rollouts[0])["advice"]
         second = judge(ChatClient(Echo()))  # whose replies are no plans
         state = first.state_dict()
-        state["guide"] = json.loads(json.dumps(state["guide"]))
+        state["plan_policy"] = json.loads(json.dumps(state["plan_policy"]))
         second.load_state_dict(state)
         assert torch.equal(second.advise(rollouts[0])["advice"], expected)
 
@@ -285,7 +285,7 @@ class TestPolicy:
     @pytest.mark.slow
     def test_it_plays_its_advice(self):
         env = environment(SimpleDoorKey, 32)
-        player = TeacherPolicy(teacher(task="simple_doorkey").guide)
+        player = TeacherPolicy(teacher(task="simple_doorkey").plan_policy)
         assert isinstance(player, Policy)
         collector = Collector(env, player, "cpu")
         collector.reset(0)
@@ -295,7 +295,7 @@ class TestPolicy:
     def test_acts(self, rollouts):
         observation = {"grid": rollouts[0].observation["grid"][3]}
         for parity in (False, True):
-            player = TeacherPolicy(teacher("soft", parity).guide)
+            player = TeacherPolicy(teacher("soft", parity).plan_policy)
             act = player.act(observation, None, torch.Generator().manual_seed(1))
             assert act.action.shape == (N_ENVS, 1) and act.action.dtype == torch.int64
             assert act.logits.shape == (N_ENVS, 1, 7) and torch.isfinite(act.logits).all()
@@ -308,7 +308,7 @@ class TestPolicy:
 
     def test_a_greedy_teacher_that_draws_plans_follows_the_likeliest(self):
         domain = find_domain("simple_doorkey", parity=True)
-        player = TeacherPolicy(Guide(domain, OfflinePlanner(domain, "published"), "hard"))
+        player = TeacherPolicy(PlanPolicy(domain, OfflinePlanner(domain, "published"), "hard"))
         # As above: 0.98 of the plans walk.
         grid = torch.as_tensor(draw("#####", "#>.K#", "#####")[None, None].repeat(200, axis=0))
         stream = torch.Generator().manual_seed(0)
@@ -316,7 +316,7 @@ class TestPolicy:
         assert set(drawn.flatten().tolist()) == {2, 3} and (greedy == 2).all()
 
     def test_memory_is_handed_on_and_not_written_to(self, rollouts):
-        player = TeacherPolicy(teacher("hard", parity=True).guide)
+        player = TeacherPolicy(teacher("hard", parity=True).plan_policy)
         state = torch.zeros(N_ENVS, 1, 24, dtype=torch.float64)
         act = player.act({"grid": rollouts[0].observation["grid"][8]}, state, torch.Generator().manual_seed(1))
         assert (state == 0).all() and (act.state != 0).any()
@@ -364,8 +364,12 @@ class TestOptions:
 
     def test_parity_plays_as_published(self):
         judge = build("offline", parity=True, mode="hard")
-        assert judge.guide.domain.parity and judge.guide.planner._name == "published" and judge.guide.mode == "hard"
-        assert build("offline").guide.planner._name == "corrected"
+        assert (
+            judge.plan_policy.domain.parity
+            and judge.plan_policy.planner._name == "published"
+            and judge.plan_policy.mode == "hard"
+        )
+        assert build("offline").plan_policy.planner._name == "corrected"
 
     def test_another_schedule(self):
         node = {"_target_": "llmrl.teachers.schedules.Constant", "weight": 0.5}
@@ -399,16 +403,20 @@ class TestOptions:
             )
 
         injected = {"spec": Env.spec, "seeds": Seeds(0), "prompt_folder": None, "folder": None}
-        node = {"_target_": "llmrl.teachers.options.oracle_teacher", "domain": TwoAgents(), "schedule": Constant(1.0)}
+        node = {
+            "_target_": "llmrl.teachers.teacher_factory.oracle_teacher",
+            "domain": TwoAgents(),
+            "schedule": Constant(1.0),
+        }
         return Builder(injected).build(node, "teacher")
 
     def test_a_domain_of_ones_own_with_two_agents(self):
         judge = self.two_agents()
         vector = np.zeros((2, 2, 3), dtype=np.float32)
         vector[0, 0, 1] = vector[1, 0, 2] = vector[:, 1, 1] = 1
-        guide = judge.guide
-        assert guide.advise(guide.scenes({"vector": vector})).argmax(1).tolist() == [1, 0, 2, 0]
-        assert guide.sentences == {"Agent 0", "Agent 1"}
+        plan_policy = judge.plan_policy
+        assert plan_policy.advise(plan_policy.scenes({"vector": vector})).argmax(1).tolist() == [1, 0, 2, 0]
+        assert plan_policy.sentences == {"Agent 0", "Agent 1"}
 
     @pytest.mark.parametrize(
         ("changes", "complaint"),
@@ -440,7 +448,7 @@ class TestOptions:
         [prompt] = [part.split("```")[0] for part in text.split("```jinja\n")[1:]]
         names = {"__name__": "manual"}
         exec(shown, names)
-        mine, sentence = names["UnlockPickup"](), "Agent sees <box>, holds <key>."
+        mine, sentence = names["UnlockPickupDomain"](), "Agent sees <box>, holds <key>."
         check_domain(mine, environment(UnlockPickup).spec)
         assert (
             mine.best_plan(sentence) == find_domain("unlock_pickup").best_plan(sentence) == (PlanStep("drop", "key"),)
@@ -455,9 +463,9 @@ class TestOptions:
             def action(self, scene, plan):
                 return action
 
-        guide = Guide(Mine(), OraclePlanner(Mine()))
+        plan_policy = PlanPolicy(Mine(), OraclePlanner(Mine()))
         with pytest.raises(ConfigError, match=rf"domain Mine: the plan 'follow' does the action {action} in the state"):
-            guide.advise(guide.scenes({"vector": np.zeros((1, 2, 3), dtype=np.float32)}))
+            plan_policy.advise(plan_policy.scenes({"vector": np.zeros((1, 2, 3), dtype=np.float32)}))
 
     def test_a_class_that_is_no_domain(self):
         with pytest.raises(ConfigError, match=r"teacher.domain=.*instance of domain, got Constant"):
@@ -466,11 +474,11 @@ class TestOptions:
     def test_parity_where_nothing_was_published(self):
         with pytest.raises(ConfigError, match="no published teacher of unlock_pickup"):
             find_domain("unlock_pickup", parity=True)
-        node = {"_target_": "llmrl.teachers.rooms.domains.ColoredDoorKey"}
+        node = {"_target_": "llmrl.teachers.rooms.room_domains.ColoredDoorKeyDomain"}
         with pytest.raises(ConfigError, match="contradict each other"):
             build("offline", parity=True, domain=node)
 
     def test_a_domain_with_options(self):
         env = environment(SimpleDoorKey)
-        node = {"_target_": "llmrl.teachers.rooms.domains.LavaDoorKey", "describe_lava": True}
-        assert build("oracle", env, domain=node).guide.domain.describe_lava
+        node = {"_target_": "llmrl.teachers.rooms.room_domains.LavaDoorKeyDomain", "describe_lava": True}
+        assert build("oracle", env, domain=node).plan_policy.domain.describe_lava

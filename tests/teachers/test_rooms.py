@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn_rooms import draw
-from llmrl.teachers.domains import find_domain
+from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.plans import PlanStep
-from llmrl.teachers.rooms.domains import LavaDoorKey
-from llmrl.teachers.rooms.paths import PathsTo
-from llmrl.teachers.rooms.world import (
+from llmrl.teachers.rooms.observed_room import (
     COLOURS,
     DOOR,
     DROP,
@@ -28,6 +26,8 @@ from llmrl.teachers.rooms.world import (
     WALL,
     geometry,
 )
+from llmrl.teachers.rooms.paths import PathsTo
+from llmrl.teachers.rooms.room_domains import LavaDoorKeyDomain
 
 DONE = 6
 EXPLORE = PlanStep("explore")
@@ -111,7 +111,7 @@ class TestSentences:
     def test_lava_is_told_of_if_wished(self):
         grid = draw("#####", "#>.~#", "#####")
         assert scene("lava_doorkey", grid).sentence == "Agent sees <nothing>, holds <nothing>."
-        telling = LavaDoorKey(describe_lava=True).scene({"grid": grid}, 0, None)
+        telling = LavaDoorKeyDomain(describe_lava=True).scene({"grid": grid}, 0, None)
         assert telling.sentence == "Agent sees <lava>, holds <nothing>."
 
     def test_an_open_door_is_called_so(self):
@@ -382,9 +382,9 @@ def explored(kinds, x, y, direction):
 
 
 def test_scenes_are_shared_and_forgotten(monkeypatch):
-    from llmrl.teachers.rooms import domains
+    from llmrl.teachers.rooms import room_domains
 
-    monkeypatch.setattr(domains, "KEPT", 2)
+    monkeypatch.setattr(room_domains, "KEPT", 2)
     domain = find_domain("simple_doorkey")
     grids = [draw("#####", row, "#####") for row in ("#>..#", "#.>.#", "#..>#")]
     first = domain.scene({"grid": grids[0]}, 0, None)

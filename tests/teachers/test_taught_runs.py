@@ -10,9 +10,9 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.cli import evaluate
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.teachers.plans import PlanStep
-from llmrl.teachers.rooms.domains import SimpleDoorKey
+from llmrl.teachers.rooms.room_domains import SimpleDoorKeyDomain
 
 SMALL = (
     *("env=simple_doorkey", "env.n_envs=4", "env.horizon=40", "agent=ppo", "agent.features=8", "learn.rollout_steps=5"),
@@ -162,7 +162,7 @@ class TestEvaluation:
             evaluated(only_run_folder(tmp_path), "--policy", policy)
 
 
-class Sitting(SimpleDoorKey):
+class Sitting(SimpleDoorKeyDomain):
     """A domain whose rule is to do nothing worth while."""
 
     def best_plan(self, sentence):

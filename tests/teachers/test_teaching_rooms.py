@@ -8,8 +8,8 @@ import pytest
 
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.teachers.domains import find_domain
-from llmrl.teachers.offline import OfflinePlanner
+from llmrl.teachers.domain_registry import find_domain
+from llmrl.teachers.offline_planner import OfflinePlanner
 from some import some
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

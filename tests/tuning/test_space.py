@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from hydra_plugins.llmrl_optuna._grammar import read
 from llmrl.core.errors import ConfigError
-from llmrl.tuning.space import Choices, Numbers, overrides
+from llmrl.core.option_files import hide_bases
+from llmrl.tuning.space import CategoricalChoice, NumericRange, overrides
 
 
 @pytest.fixture(scope="module")
 def loader():
+    hide_bases()  # as every command does
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 
@@ -22,26 +24,28 @@ def loader():
 @pytest.mark.parametrize(
     ("sweep", "dimension"),
     [
-        ("interval(0,1)", Numbers(0, 1)),
-        ("tag(log,interval(1e-5,1e-2))", Numbers(1e-5, 1e-2, log=True)),
-        ("int(interval(1,8))", Numbers(1, 8, integer=True)),
-        ("range(1,8)", Numbers(1, 7, 1, integer=True)),
-        ("range(8,1,-2)", Numbers(2, 8, 2, integer=True)),
-        ("shuffle(range(1,8))", Numbers(1, 7, 1, integer=True)),
-        ("tag(log,range(1,100))", Numbers(1, 99, 1, log=True, integer=True)),
-        ("range(0,1,0.25)", Numbers(0, 0.75, 0.25)),
-        ("none,core", Choices(("none", "core"))),
-        ("64,null,true", Choices(("64", "null", "True"))),
-        ("shuffle(c,a,b,a)", Choices(("c", "a", "b"))),
-        ("[64],[64,64],[]", Choices(("[64]", "[64,64]", "[]"))),
-        ("'a b','x=1,y',\"it's\"", Choices(("'a b'", "'x=1,y'", '"it\'s"'))),
+        ("interval(0,1)", NumericRange(0, 1)),
+        ("tag(log,interval(1e-5,1e-2))", NumericRange(1e-5, 1e-2, log=True)),
+        ("int(interval(1,8))", NumericRange(1, 8, integer=True)),
+        ("range(1,8)", NumericRange(1, 7, 1, integer=True)),
+        ("range(8,1,-2)", NumericRange(2, 8, 2, integer=True)),
+        ("shuffle(range(1,8))", NumericRange(1, 7, 1, integer=True)),
+        ("tag(log,range(1,100))", NumericRange(1, 99, 1, log=True, integer=True)),
+        ("range(0,1,0.25)", NumericRange(0, 0.75, 0.25)),
+        ("none,core", CategoricalChoice(("none", "core"))),
+        ("64,null,true", CategoricalChoice(("64", "null", "True"))),
+        ("shuffle(c,a,b,a)", CategoricalChoice(("c", "a", "b"))),
+        ("[64],[64,64],[]", CategoricalChoice(("[64]", "[64,64]", "[]"))),
+        ("'a b','x=1,y',\"it's\"", CategoricalChoice(("'a b'", "'x=1,y'", '"it\'s"'))),
     ],
 )
 def test_every_kind_of_sweep_becomes_a_dimension(loader, sweep, dimension):
     sought = read([f"agent.x={sweep}", "env=escape_room"], loader)
     assert sought.space == {"agent.x": dimension}
     assert (sought.fixed, sought.seeds) == (["env=escape_room"], None)
-    assert overrides(sought.space, {"agent.x": dimension.first()} if isinstance(dimension, Choices) else {"agent.x": 1})
+    assert overrides(
+        sought.space, {"agent.x": dimension.first()} if isinstance(dimension, CategoricalChoice) else {"agent.x": 1}
+    )
 
 
 def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
@@ -49,7 +53,7 @@ def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
     sought = read([*typed, "principal=ucb,egreedy"], loader)
     assert sought.seeds == ["2", "0"]
     assert sought.fixed == typed[:4]
-    assert sought.space == {"principal": Choices(("ucb", "egreedy"))}  # the last of several counts
+    assert sought.space == {"principal": CategoricalChoice(("ucb", "egreedy"))}  # the last of several counts
     assert read(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
     assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].options[:2] == ("cem", "cmaes")
 
@@ -83,7 +87,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 def test_a_number_stays_inside_its_bounds_when_hydra_reads_it(bounds, share):
     low, high = min(bounds), max(bounds)
     value = min(max(low * (1 - share) + high * share, low), high)
-    text = Numbers(low, high).text(value)
+    text = NumericRange(low, high).text(value)
     read_back = OverridesParser.create().parse_override(f"agent.x={text}").value()
     assert isinstance(read_back, int | float) and low <= read_back <= high
     assert read_back == pytest.approx(value, rel=1e-5)

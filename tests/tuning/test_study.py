@@ -14,13 +14,13 @@ import yaml
 import commands
 from full_disk import no_file_larger_than
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.tuning.space import Choices, Numbers
-from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Settings, Study
+from llmrl.tuning.space import CategoricalChoice, NumericRange
+from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Study, TuningSettings
 
 SPACE = {
-    "agent.rate": Numbers(1e-5, 1e-1, log=True),
-    "agent.epochs": Numbers(1, 8, integer=True),
-    "principal": Choices(("ucb", "egreedy")),
+    "agent.rate": NumericRange(1e-5, 1e-1, log=True),
+    "agent.epochs": NumericRange(1, 8, integer=True),
+    "principal": CategoricalChoice(("ucb", "egreedy")),
 }
 FIXED = ["env=escape_room", "hardware=cpu"]
 
@@ -37,7 +37,7 @@ def settings(**changes):
         "sampler_seed": 0,
         "max_failures": 3,
     }
-    return Settings(**{**usual, **changes})
+    return TuningSettings(**{**usual, **changes})
 
 
 def opened(folder, space=SPACE, seeds=("0", "1"), fixed=FIXED, **changes):
@@ -186,9 +186,15 @@ def test_importances_name_what_matters(tmp_path):
         ({"aggregate": "iqm"}, "is maximize the iqm"),
         ({"fixed": ["env=cleanup"]}, "env was escape_room and is cleanup"),
         ({"fixed": [*FIXED, "env.n_envs=9"]}, "env.n_envs was not given and is 9"),
-        ({"space": {**SPACE, "agent.epochs": Numbers(1, 9, integer=True)}}, "agent.epochs was searched, whole numbers"),
+        (
+            {"space": {**SPACE, "agent.epochs": NumericRange(1, 9, integer=True)}},
+            "agent.epochs was searched, whole numbers",
+        ),
         ({"space": {"principal": SPACE["principal"]}}, "agent.rate was searched, numbers from 1e-05 to 0.1, log scale"),
-        ({"space": {**SPACE, "principal": Choices(("ucb",))}}, "one of ucb, egreedy and is searched, one of ucb"),
+        (
+            {"space": {**SPACE, "principal": CategoricalChoice(("ucb",))}},
+            "one of ucb, egreedy and is searched, one of ucb",
+        ),
     ],
 )
 def test_another_search_is_refused_under_the_same_name(tmp_path, changes, message):
@@ -230,14 +236,14 @@ def test_a_study_is_held_by_one_process(tmp_path):
 _HOLD = """
 import json, sys
 from pathlib import Path
-from llmrl.tuning.space import Choices, Numbers
-from llmrl.tuning.study import Settings, Study
+from llmrl.tuning.space import CategoricalChoice, NumericRange
+from llmrl.tuning.study import Study, TuningSettings
 space = {
-    "agent.rate": Numbers(1e-5, 1e-1, log=True),
-    "agent.epochs": Numbers(1, 8, integer=True),
-    "principal": Choices(("ucb", "egreedy")),
+    "agent.rate": NumericRange(1e-5, 1e-1, log=True),
+    "agent.epochs": NumericRange(1, 8, integer=True),
+    "principal": CategoricalChoice(("ucb", "egreedy")),
 }
-study = Study(Path(sys.argv[1]), Settings(**json.loads(sys.argv[2])), space, ["0", "1"], ["env=escape_room"])
+study = Study(Path(sys.argv[1]), TuningSettings(**json.loads(sys.argv[2])), space, ["0", "1"], ["env=escape_room"])
 print("held", flush=True)
 sys.stdin.read()
 """

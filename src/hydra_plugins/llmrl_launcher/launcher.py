@@ -14,21 +14,21 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 if TYPE_CHECKING:
-    from llmrl.experiment.sweep_jobs import Planned
-    from llmrl.sweeps.backends.protocol import Outcome
+    from llmrl.experiment.sweep_jobs import PlannedRun
+    from llmrl.sweeps.backends.protocol import JobOutcome
 
 log = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130  # also if only the waiting for submitted runs was
 
 
-class Ended(JobReturn):
+class FinishedJob(JobReturn):
     """What a sweeper gets for a run. A failed one has been told of already; asking for its result only leaves.
 
     `outcome` is what became of it in full.
     """
 
-    outcome: Outcome | None = None
+    outcome: JobOutcome | None = None
 
     @property
     def return_value(self) -> Any:
@@ -68,7 +68,7 @@ class LlmrlLauncher(Launcher):
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.experiment import application_of
         from llmrl.experiment.sweep_jobs import compute_sweep
-        from llmrl.run.ending import ending
+        from llmrl.run.command_exit import ending
 
         assert self.config is not None
         setup_globals()
@@ -88,7 +88,7 @@ class LlmrlLauncher(Launcher):
         own = outcomes[-len(found) :] if found else []
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]
 
-    def _show(self, found: Sequence[Planned], outcomes: Sequence[Outcome]) -> None:
+    def _show(self, found: Sequence[PlannedRun], outcomes: Sequence[JobOutcome]) -> None:
         """Show what a study comes to, where this sweep was one and all of it is finished."""
         from llmrl.display.reports import show_study
 
@@ -97,14 +97,14 @@ class LlmrlLauncher(Launcher):
             for folder, report in {each.folder.parent.parent: each.config["report"] for each in asked}.items():
                 show_study(folder, report)
 
-    def _plan(self, found: Sequence[Planned]) -> None:
+    def _plan(self, found: Sequence[PlannedRun]) -> None:
         """Print what the runs would do: of one all of it, as without --multirun, and of several a table.
 
         Raises:
             LlmrlError: the parts of a run cannot work together.
         """
         from llmrl.display.console import print_table
-        from llmrl.experiment.job import run_and_print
+        from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
 
         if len(found) == 1 or any("method" in run.experiment.config for run in found):
@@ -114,7 +114,7 @@ class LlmrlLauncher(Launcher):
         title, rows = sweep_plan(found, self.swept)
         print_table(title, COLUMNS, rows, "lrrrrl")
 
-    def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Planned]:
+    def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[PlannedRun]:
         """Compose every run.
 
         Raises:
@@ -122,7 +122,7 @@ class LlmrlLauncher(Launcher):
         """
         from llmrl.experiment.composition import job_environment
         from llmrl.experiment.experiment import Experiment
-        from llmrl.experiment.sweep_jobs import Planned
+        from llmrl.experiment.sweep_jobs import PlannedRun
 
         assert self.config is not None and self.hydra_context is not None
         found = []
@@ -137,15 +137,15 @@ class LlmrlLauncher(Launcher):
                 environment = job_environment()
                 with read_write(composed), open_dict(composed):
                     del composed["hydra"]
-                found.append(Planned(Experiment.of_hydra(composed), environment))
+                found.append(PlannedRun(Experiment.of_hydra(composed), environment))
         finally:
             HydraConfig.instance().cfg = own
         return found
 
 
-def _ended(overrides: list[str], outcome: Outcome | None, code: int) -> JobReturn:
+def _ended(overrides: list[str], outcome: JobOutcome | None, code: int) -> JobReturn:
     """A run's outcome in Hydra's words; `code` is the sweep's exit code."""
-    ended = Ended(overrides=overrides, status=JobStatus.COMPLETED)
+    ended = FinishedJob(overrides=overrides, status=JobStatus.COMPLETED)
     ended.return_value = None if outcome is None else outcome.result
     ended.outcome = outcome
     well = ("finished", "elsewhere") if code == EXIT_INTERRUPTED else ("finished", "elsewhere", "submitted")

@@ -14,13 +14,13 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from hydra_plugins.llmrl_optuna import SEED
 from llmrl.core.errors import ConfigError
-from llmrl.tuning.space import Choices, Dimension, Numbers
+from llmrl.tuning.space import CategoricalChoice, Dimension, NumericRange
 
 _EXAMPLE = "'agent.ppo.learning_rate=tag(log,interval(1e-5,1e-2))'"
 
 
 @dataclass(frozen=True)
-class Sought:
+class SearchRequest:
     """What a command line asks for: what is searched, what stays as typed, and the seeds (None: none were given)."""
 
     space: dict[str, Dimension]
@@ -28,7 +28,7 @@ class Sought:
     seeds: list[str] | None
 
 
-def read(arguments: Sequence[str], loader: ConfigLoader) -> Sought:
+def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
     """Sort the overrides of a command line; of several for one key the last counts.
 
     Raises:
@@ -44,7 +44,7 @@ def read(arguments: Sequence[str], loader: ConfigLoader) -> Sought:
             "out hydra/sweeper"
         )
     # As typed, quotes included: whatever Hydra read once it reads again.
-    return Sought(space, [str(o.input_line) for o in last.values() if not o.is_sweep_override()], seeds)
+    return SearchRequest(space, [str(o.input_line) for o in last.values() if not o.is_sweep_override()], seeds)
 
 
 def _seeds(override: Override | None) -> list[str] | None:
@@ -75,21 +75,21 @@ def _dimension(key: str, override: Override, loader: ConfigLoader) -> Dimension:
             options = [Transformer.str(option) for option in value.list]
         else:
             options = list(override.sweep_string_iterator())
-        dimension = Choices(tuple(dict.fromkeys(options)))
+        dimension = CategoricalChoice(tuple(dict.fromkeys(options)))
     dimension.check(key)
     return dimension
 
 
-def _interval(sweep: IntervalSweep) -> Numbers:
+def _interval(sweep: IntervalSweep) -> NumericRange:
     assert sweep.start is not None and sweep.end is not None
     whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # int(interval(1, 8))
-    return Numbers(sweep.start, sweep.end, log="log" in sweep.tags, integer=whole)
+    return NumericRange(sweep.start, sweep.end, log="log" in sweep.tags, integer=whole)
 
 
-def _range(key: str, sweep: RangeSweep) -> Numbers:
+def _range(key: str, sweep: RangeSweep) -> NumericRange:
     """Hydra's range leaves out its end, as Python's does."""
     values = sorted(sweep.range()) if sweep.step else []
     if not values:
         raise ConfigError(f"{key}=range({sweep.start},{sweep.stop},{sweep.step}) is empty")
     whole = all(isinstance(value, int) for value in values)
-    return Numbers(values[0], values[-1], abs(sweep.step), "log" in sweep.tags, whole)
+    return NumericRange(values[0], values[-1], abs(sweep.step), "log" in sweep.tags, whole)

@@ -16,10 +16,10 @@ from hydra_plugins.llmrl_optuna import SEED
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
-    from hydra_plugins.llmrl_optuna._grammar import Sought
-    from llmrl.tuning.study import Result, Settings, Study, Trial
+    from hydra_plugins.llmrl_optuna._grammar import SearchRequest
+    from llmrl.tuning.study import Result, Study, TuningSettings, TuningTrial
 
-_SETTINGS = "llmrl.tuning.study.Settings"
+_SETTINGS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
 """What ends a trial for good. A run in any other unfinished state is gone on with when the command is repeated."""
 _POLL_S, _LOOK_AGAIN_S = 2.0, 600.0
@@ -31,7 +31,7 @@ class OptunaSweeper(LaunchingSweeper):
 
     Args:
         params: a search space besides the command line's.
-        settings: fields of `llmrl.tuning.study.Settings`, checked when the search starts.
+        settings: fields of `llmrl.tuning.study.TuningSettings`, checked when the search starts.
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None, **settings: Any) -> None:
@@ -39,7 +39,7 @@ class OptunaSweeper(LaunchingSweeper):
         self.settings = settings
 
     def sweep(self, arguments: list[str]) -> None:
-        from llmrl.run.ending import ending
+        from llmrl.run.command_exit import ending
 
         with ending(self._app()):
             self._search(self.typed(arguments))
@@ -58,7 +58,7 @@ class OptunaSweeper(LaunchingSweeper):
         from llmrl.tuning.study import Study
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
-        settings: Settings = Builder().build({**self.settings, "_target_": _SETTINGS}, "hydra.sweeper")
+        settings: TuningSettings = Builder().build({**self.settings, "_target_": _SETTINGS}, "hydra.sweeper")
         sought = read(arguments, self.hydra_context.config_loader)
         first = self._compose_all(sought)
         folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
@@ -98,7 +98,7 @@ class OptunaSweeper(LaunchingSweeper):
                 returns[i] = job
         return returns
 
-    def _compose_all(self, sought: Sought) -> dict[str, Any]:
+    def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that a typing error is found before anything has run.
 
         Returns `output_root`, `name` and `seed` of the first.
@@ -109,13 +109,13 @@ class OptunaSweeper(LaunchingSweeper):
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.core.errors import ConfigError
-        from llmrl.tuning.space import Choices
+        from llmrl.tuning.space import CategoricalChoice
 
         assert self.hydra_context is not None and self.config is not None
         first = {key: dimension.first() for key, dimension in sought.space.items()}
         settings = [first]
         for key, dimension in sought.space.items():
-            if isinstance(dimension, Choices):
+            if isinstance(dimension, CategoricalChoice):
                 settings += [{**first, key: option} for option in dimension.options[1:]]
         before, found = HydraConfig.instance().cfg, []
         try:
@@ -131,7 +131,7 @@ class OptunaSweeper(LaunchingSweeper):
             raise ConfigError(f"runs of this search would go to several folders, {names}; choose one with name=<name>")
         return found[0]
 
-    def _command(self, sought: Sought, study: Study) -> str:
+    def _command(self, sought: SearchRequest, study: Study) -> str:
         """The command that runs (or finds) the best trial so far; empty if there is none."""
         if not (ranking := study.ranking()):
             return ""
@@ -142,7 +142,7 @@ class OptunaSweeper(LaunchingSweeper):
         words += ["--multirun"] if len(study.seeds) > 1 else []
         return shlex.join([*words, *sought.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 
-    def _report(self, sought: Sought, study: Study) -> None:
+    def _report(self, sought: SearchRequest, study: Study) -> None:
         from llmrl.display.console import print_rows
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
 
@@ -191,7 +191,7 @@ def _result(job: JobReturn) -> Result:
     from hydra.core.utils import JobStatus
 
     from llmrl.core.errors import BudgetExhausted, ConfigError
-    from llmrl.run.ending import EXIT_FAILED
+    from llmrl.run.command_exit import EXIT_FAILED
     from llmrl.run.signals import Stopped
 
     if job.status is JobStatus.COMPLETED and job.return_value is not None:
@@ -211,11 +211,11 @@ def _result(job: JobReturn) -> Result:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _error(trial: Trial) -> str:
+def _error(trial: TuningTrial) -> str:
     return next((f"seed {seed}: {r}" for seed, r in trial.results.items() if isinstance(r, str)), "")
 
 
-def _show(title: str, study: Study, trials: Sequence[Trial]) -> None:
+def _show(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:
     from llmrl.display.console import print_table
 
     columns = ["trial", "settings", study.settings.aggregate, *(f"seed {seed}" for seed in study.seeds)]

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.observers import Transition
-from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.records import Act, Observation, State
+from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec
 
 EXPERT = "expert"
@@ -64,21 +64,21 @@ class BotPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         """The same actions for the same observations."""
         expert = observation[EXPERT].long()
         lost = expert < 0
         playing = torch.from_numpy(self.playing)[:, None].expand_as(lost)
         self.given_up += int((lost.cpu() & playing).sum())
         self.decisions += int(playing.sum())
-        return Act(torch.where(lost, self.instead, expert))
+        return PolicyOutput(torch.where(lost, self.instead, expert))
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Zeros: it expects nothing."""
         return torch.zeros(observation[EXPERT].shape)
 
 
-class BotAgent(OnlyPlays):
+class BotAgent(NonLearningAgent):
     """`agent=bot`: see `BotPolicy`.
 
     Raises:

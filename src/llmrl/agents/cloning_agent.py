@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import yaml
 
-from llmrl.algorithms.cloning import Cloning, CloningSettings
+from llmrl.algorithms.cloning import BehaviouralCloning, CloningSettings
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent, AgentLoop, Teacher
@@ -19,8 +19,8 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.texts import Texts, TextTable
-from llmrl.run.content import CONFIG_NAME
+from llmrl.core.text_array import TextArray, TextTable
+from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.trajectories import FOLDER, Trajectories, read
 
 WORDING = ("language", "actions", "history", "template", "replace")
@@ -73,9 +73,9 @@ class CloningAgent:
         self._seeds, self._settings = seeds, cloning
         self._env_options = dict(env_options or {})
         self._channel = _text_channel(student, spec)
-        self._cloning: Cloning | None = None
+        self._cloning: BehaviouralCloning | None = None
 
-    def imitate(self, epochs: int) -> Cloning:
+    def imitate(self, epochs: int) -> BehaviouralCloning:
         """What there is to learn, read from the disk.
 
         Raises:
@@ -98,12 +98,12 @@ class CloningAgent:
             places = torch.from_numpy(trajectories.prompt[chosen].astype(np.int64))
             parts.append(
                 {
-                    self._channel: Texts(places, table),
+                    self._channel: TextArray(places, table),
                     "action": torch.from_numpy(actions[chosen]).to(self.device),
                 }
             )
         [(network, _)] = self.policy.groups()  # type: ignore[attr-defined]
-        self._cloning = Cloning(network, self._settings, parts[0], parts[1], self._seeds, epochs)
+        self._cloning = BehaviouralCloning(network, self._settings, parts[0], parts[1], self._seeds, epochs)
         return self._cloning
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:

@@ -15,14 +15,14 @@ from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveFloat, PositiveInt
-from llmrl.core.records import Act, State
+from llmrl.core.records import PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
 from llmrl.networks.memo import Memo
-from llmrl.networks.words import Words, padded
+from llmrl.networks.vocabulary import Vocabulary, padded
 
 MASK = "action_mask"
 
@@ -39,7 +39,7 @@ class DRRNPolicy:
             act in.
     """
 
-    def __init__(self, spec: EnvSpec, network: DRRN, words: Words, channel: str, temperature: float) -> None:
+    def __init__(self, spec: EnvSpec, network: DRRN, words: Vocabulary, channel: str, temperature: float) -> None:
         self.network, self.words, self.temperature = network, words, temperature
         self.channel = channel
         self.channels = (channel, *((MASK,) if MASK in spec.observation else ()))
@@ -60,13 +60,13 @@ class DRRNPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         q, _ = self._q(observation)
         mask = observation.get(MASK)
         logits, q = categorical.mask_logits(q / self.temperature, mask), categorical.mask_logits(q, mask)
         action = q.argmax(-1) if greedy else categorical.sample(logits, generator)
         log_prob, _ = categorical.log_prob_entropy(logits, action)
-        return Act(action=action, log_prob=log_prob, value=q.amax(-1), logits=logits)
+        return PolicyOutput(action=action, log_prob=log_prob, value=q.amax(-1), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """The highest Q, [n_envs, n_agents]."""
@@ -103,7 +103,7 @@ class DRRNAgent:
         spec: of the environment it plays.
         seeds: initial weights come from its stream `weights`.
         device: torch device.
-        reads: the text channel it reads.
+        text_channel: the text channel it reads.
         units: width of the embedding, the recurrent networks and the hidden layer.
         vocabulary: size of its table of words, two of which stand for padding and unknown words.
         temperature: of the softmax it draws actions from, in units of reward.
@@ -121,7 +121,7 @@ class DRRNAgent:
         spec: EnvSpec,
         seeds: Seeds,
         device: str,
-        reads: str,
+        text_channel: str,
         units: PositiveInt,
         vocabulary: Annotated[int, Interval(ge=3, le=32767)],
         temperature: PositiveFloat,
@@ -129,14 +129,18 @@ class DRRNAgent:
     ) -> None:
         spec.need_discrete("agent=drrn")
         texts = [name for name, channel in spec.observation.items() if channel.dtype == "object"]
-        if reads not in texts:
+        if text_channel not in texts:
             offered = f"the texts {', '.join(texts)}" if texts else "no texts"
             raise ConfigError(
-                f"agent.reads={reads}: agent=drrn reads texts, and env={spec.name} offers {offered}; "
-                + (f"use agent.reads={texts[0]}" if texts else "use an environment of texts, e.g. env=babyai_text")
+                f"agent.text_channel={text_channel}: agent=drrn reads texts, and env={spec.name} offers {offered}; "
+                + (
+                    f"use agent.text_channel={texts[0]}"
+                    if texts
+                    else "use an environment of texts, e.g. env=babyai_text"
+                )
             )
         network = DRRN(vocabulary, units, seeds.torch("weights")).to(device)
-        self.policy = DRRNPolicy(spec, network, Words(vocabulary), reads, temperature)
+        self.policy = DRRNPolicy(spec, network, Vocabulary(vocabulary), text_channel, temperature)
         self._settings = q
         self._original = copy.deepcopy(network.state_dict())
         self._first_words = self.policy.words.state_dict()

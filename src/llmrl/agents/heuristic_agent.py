@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.records import Act
+from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
-from llmrl.envs.gym.batched.tabular import TabularGames
-from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.batched.tabular_games import TabularGames
+from llmrl.envs.gym.env_factory import EnvFactory
 
 Rule = Callable[[np.ndarray], np.ndarray]
 """Observations [n, k] or states [n] of n games -> actions [n]."""
@@ -31,7 +31,7 @@ class Heuristic:
 
     channel: str
     what: str
-    make: Callable[[EnvSpec, GameMaker | None], Rule]
+    make: Callable[[EnvSpec, EnvFactory | None], Rule]
 
 
 class HeuristicPolicy:
@@ -39,14 +39,15 @@ class HeuristicPolicy:
 
     Args:
         spec: of the environment.
-        maker: of its games, for rules that are computed from the game's own table; None: it is none of Gymnasium's.
+        env_factory: of its games, for rules that are computed from the game's own table; None: it is none of
+            Gymnasium's.
 
     Raises:
         ConfigError: there is no rule for the environment.
     """
 
-    def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
-        self.heuristic, self._rule = rule_of(spec, maker)
+    def __init__(self, spec: EnvSpec, env_factory: EnvFactory | None = None) -> None:
+        self.heuristic, self._rule = rule_of(spec, env_factory)
         self.channels: tuple[str, ...] = (self.heuristic.channel,)
 
     def act(
@@ -55,34 +56,34 @@ class HeuristicPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         """The same action for the same observation."""
         seen = observation[self.heuristic.channel].cpu().numpy()
         games, agents = seen.shape[:2]
         action = np.asarray(self._rule(seen.reshape(games * agents, *seen.shape[2:])))
-        return Act(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
+        return PolicyOutput(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Zeros: it expects nothing."""
         return torch.zeros(observation[self.heuristic.channel].shape[:2])
 
 
-class HeuristicAgent(OnlyPlays):
+class HeuristicAgent(NonLearningAgent):
     """Plays by a rule, never learns; arguments as for `HeuristicPolicy`.
 
     Raises:
         ConfigError: there is no rule for the environment; the message names those that have one.
     """
 
-    def __init__(self, spec: EnvSpec, maker: GameMaker | None = None) -> None:
-        self.policy = HeuristicPolicy(spec, maker)
+    def __init__(self, spec: EnvSpec, env_factory: EnvFactory | None = None) -> None:
+        self.policy = HeuristicPolicy(spec, env_factory)
 
     def describe(self) -> dict[str, Any]:
         return {"policy": f"a rule: {self.policy.heuristic.what}", "parameters": 0}
 
 
-def rule_of(spec: EnvSpec, maker: GameMaker | None = None) -> tuple[Heuristic, Rule]:
-    """The rule for an environment whose games `maker` makes, if they are Gymnasium's.
+def rule_of(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuristic, Rule]:
+    """The rule for an environment whose games `env_factory` makes, if they are Gymnasium's.
 
     Raises:
         ConfigError: there is none, or the environment is played in a way that the rule does not know.
@@ -97,7 +98,7 @@ def rule_of(spec: EnvSpec, maker: GameMaker | None = None) -> tuple[Heuristic, R
             f"{', '.join(spec.observation)}"
         )
     spec.need_discrete("agent=heuristic")
-    return heuristic, heuristic.make(spec, maker)
+    return heuristic, heuristic.make(spec, env_factory)
 
 
 def _stem(name: str) -> str:
@@ -106,7 +107,7 @@ def _stem(name: str) -> str:
     return {"cart_pole": "cartpole"}.get(snake, snake)
 
 
-def _blackjack(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _blackjack(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Basic strategy without doubling and splitting: sums of the dealer's 2 to 6 are weak, an ace is strong."""
 
     def rule(seen: np.ndarray) -> np.ndarray:
@@ -120,23 +121,23 @@ def _blackjack(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     return rule
 
 
-def _cartpole(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _cartpole(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Push to the side to which the pole falls, a little sooner where the cart is far out or fast."""
     weights = np.array([0.05, 0.15, 1.0, 0.35])
     return lambda seen: np.asarray(seen @ weights > 0, dtype=np.int64)
 
 
-def _mountain_car(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _mountain_car(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Push the way the car moves, which adds energy in every step."""
     return lambda seen: np.where(seen[:, 1] >= 0, 2, 0)
 
 
-def _acrobot(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _acrobot(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Push the lower link the way it moves against the upper one, which adds energy in every step."""
     return lambda seen: np.where(seen[:, 5] >= 0, 2, 0)
 
 
-def _lunar_lander(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _lunar_lander(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Two proportional-derivative controllers: lean against place and drift, and fall the slower the lower."""
 
     def rule(seen: np.ndarray) -> np.ndarray:
@@ -152,7 +153,7 @@ def _lunar_lander(spec: EnvSpec, maker: GameMaker | None) -> Rule:
     return rule
 
 
-def _cliff_walking(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _cliff_walking(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """Up, along the edge of the cliff, down."""
 
     def rule(states: np.ndarray) -> np.ndarray:
@@ -167,7 +168,7 @@ _TAXI_MAP = (":|::", ":|::", "::::", "|:|:", "|:|:")
 """Between columns, row by row: a bar is a wall."""
 
 
-def _taxi(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _taxi(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """The shortest way to the passenger, then to the destination."""
     ways = [_ways_to(stand) for stand in _STANDS]
     table = np.zeros(500, dtype=np.int64)
@@ -198,11 +199,11 @@ def _ways_to(target: tuple[int, int]) -> np.ndarray:
     return moves
 
 
-def _frozen_lake(spec: EnvSpec, maker: GameMaker | None) -> Rule:
+def _frozen_lake(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     """The move of every state that leads to the goal most probably: value iteration on the game's table."""
-    if maker is None:
+    if env_factory is None:
         raise ConfigError(f"the rule for frozen_lake is computed from Gymnasium's table, and env={spec.name} has none")
-    games = replace(maker, engine="batched").make(1)
+    games = replace(env_factory, engine="batched").make(1)
     assert isinstance(games, TabularGames)
     best = games.table.best_policy()
     return lambda states: best[states]

@@ -1,4 +1,4 @@
-"""`agent=ppo` and `agent=pg`: actor-critics trained by PPO or plain policy gradient, one for all agents or one each."""
+"""Agents `agent=ppo` and `agent=pg`: actor-critics trained by PPO or plain policy gradient, shared or one per agent."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, CoreType, Critic, Encoding, Join, NetworkSettings
 from llmrl.networks.film import FilmSettings
-from llmrl.networks.maps import MAP_CHANNELS
-from llmrl.networks.society import SocietyPolicy
-from llmrl.run.content import saved_state
+from llmrl.networks.grid_cores import MAP_CHANNELS
+from llmrl.networks.multi_agent_policy import SocietyPolicy
+from llmrl.run.artifacts import saved_state
 
 logger = logging.getLogger(__name__)
 
@@ -31,48 +31,50 @@ Freeze = Literal["auto", "none", "core", "all"]
 
 
 class PPOAgent:
-    """One society of actor-critics and its learner.
+    """Society of actor-critics with its learner.
 
     Args:
-        spec: of the environment it plays.
-        seeds: initial weights come from its stream `weights`.
+        spec: spec of the environment.
+        seeds: seed tree; initial weights come from its stream `weights`.
         device: torch device.
-        governed: whether a principal governs these agents.
-        share_parameters: one network for all agents (told who it plays), or one each.
-        reads: observation channels its networks take in; None: all numeric ones.
-        features: width of the core's output; None gives 512 for pixels, the whole map for a map, 64 otherwise.
+        has_principal: whether a principal governs these agents.
+        share_parameters: one network for all agents, with the agent's index as input, or one network each.
+        observation_channels: names of the channels that networks read; None: all numeric ones.
+        features: width of the core's output; None: 512 for pixels, 32 with a `film` core, the whole map for other maps,
+            else 64.
         core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP; `film`: convolutions that the
             words of a mission modulate; `planes`: one linear layer on facts about the cells of a map.
-        encoding: of maps of codes: `onehot`, or `codes`, the numbers they are (as published for students).
+        encoding: input of convolutions over a map: `onehot` codes, or `codes` as numbers (as published for students).
         core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
-        head_hidden: hidden widths of actor and critic heads; empty means linear heads.
-        memory: units of an LSTM between core and heads; None: none.
-        memory_layers: layers of it.
-        critic: `own`: a head beside the actor's; `central`: a network that sees what all agents see.
-        freeze: what never changes: nothing, the core (its features are then computed once per rollout), or everything;
-            auto is the core where a principal governs agents that see pixels (as published), else nothing.
-        init_from: run folder whose newest checkpoint gives the first weights; null starts from random ones.
-        init_from_seed: which seed's run that is; `init_from` names it already, so nothing depends on it here.
-        init_parts: take all weights from there, or only the core.
-        keep_optimizer: keep Adam's moments when weights are reset (as one published study does); false forgets them.
-        ppo: hyperparameters.
-        teacher: extra loss, or None.
-        film: shape of a `film` core; None: its defaults.
+        head_hidden: hidden widths of actor and critic heads; empty: linear heads.
+        memory: units of an LSTM between core and heads; None: no memory.
+        memory_layers: number of LSTM layers.
+        critic: `own`: a head beside the actor's; `central`: a network that reads the observations of all agents.
+        freeze: weights that never change: `none`, the `core` (its features are then computed once per rollout), or
+            `all`; `auto`: the core if a principal governs agents that see pixels (as published), else none.
+        init_from: run folder whose newest checkpoint gives the initial weights; None: random weights.
+        init_from_seed: seed of that run; unused here, since `init_from` names the run already.
+        init_parts: load `all` weights, or only those of the `core`.
+        keep_optimizer: whether Adam's moments are kept when weights are reset, as in one published study.
+        ppo: hyperparameters of PPO.
+        teacher: teacher that adds a loss; None: no teacher.
+        film: architecture of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map; None: those of `GridCore`.
-        map_stride: of the first of them.
-        planes: names of the facts that a `planes` core looks at; None: all that the map has.
-        join: where numbers beside a picture or a map come in: at the `heads`, or before the last layer of the `core`.
+        map_stride: stride of the first convolution over a map.
+        planes: names of the facts that a `planes` core reads; None: all that the map has.
+        join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
 
     Raises:
-        ConfigError: the weights to start from do not fit this agent, or it does not learn and is to be taught.
-        CheckpointError: there are none.
+        ConfigError: the loaded weights do not fit this agent, a teacher is given to an agent that does not learn, or
+            network settings exclude each other.
+        CheckpointError: `init_from` holds no checkpoint.
     """
 
     loop: ClassVar[AgentLoop] = "learn"
     plays_if = ("freeze", "all")
-    """Option, and its value with which the agent only plays."""
+    """Option, and its value with which the agent does not learn."""
     remembers_by = "memory"
-    """Option that is null unless its networks remember."""
+    """Option that is null unless networks have a memory."""
 
     def __init__(
         self,
@@ -80,9 +82,9 @@ class PPOAgent:
         seeds: Seeds,
         device: str,
         *,
-        governed: bool,
+        has_principal: bool,
         share_parameters: bool,
-        reads: list[str] | None,
+        observation_channels: list[str] | None,
         features: PositiveInt | None,
         core: CoreType,
         encoding: Encoding,
@@ -105,7 +107,7 @@ class PPOAgent:
         init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
     ) -> None:
         if freeze == "auto":
-            freeze = "core" if governed and "pixels" in spec.observation else "none"
+            freeze = "core" if has_principal and "pixels" in spec.observation else "none"
         generator = seeds.torch("weights")
         if critic == "central" and freeze == "core":
             raise ConfigError(
@@ -121,7 +123,7 @@ class PPOAgent:
             features=features,
             core_hidden=core_hidden,
             head_hidden=head_hidden,
-            reads=reads,
+            observation_channels=observation_channels,
             memory=memory,
             memory_layers=memory_layers,
             critic=critic,
@@ -150,14 +152,14 @@ class PPOAgent:
 
     @property
     def learner(self) -> PPO | None:
-        """What learns (`LearnsByPPO`); None where nothing does, or where a subclass updates in its own way."""
+        """PPO learner (`HasPPOLearner`); None if the agent does not learn, or a subclass overrides `update`."""
         return self._ppo if type(self).update is PPOAgent.update else None
 
     def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaGradient:
-        """The learner as a differentiable function of the mechanism's values, for one principal step.
+        """Return the learner as a differentiable function of the mechanism's `values` [d], for one principal step.
 
         Raises:
-            ConfigError: these agents do not learn, or their dependence on what they see is not kept.
+            ConfigError: the agents do not learn, or have a memory, or the learner cannot be differentiated.
         """
         if self._ppo is None:
             raise ConfigError("agent.freeze=all: agents that do not learn have no learning to differentiate")
@@ -211,11 +213,11 @@ class PPOAgent:
         self.policy.load_state_dict({**mine, **saved})
         learner = agent.get("learner") or {}
         if self._ppo is not None and parts == "all" and "scale" in learner:
-            self._ppo.begin_with(learner["scale"])  # the units in which the loaded values are
+            self._ppo.begin_with(learner["scale"])  # the loaded critic predicts values in these units
 
 
 def _pieces(network: ActorCritic) -> list[str]:
-    """What a network is made of, for people."""
+    """Return the names of a network's parts, for display."""
     pieces = [type(network.core).__name__]
     pieces += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
     return [*pieces, "central critic"] if network.central else pieces

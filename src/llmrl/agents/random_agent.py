@@ -1,4 +1,4 @@
-"""The agent every other one is compared with: uniform over the legal actions."""
+"""Random agent, the baseline of all others: uniform over the legal actions."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from typing import Any
 
 import torch
 
-from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.records import Act
+from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 
 
 class RandomPolicy:
-    """Uniform over actions, or over those that `action_mask` allows; uniform inside the bounds where an action is
-    several numbers."""
+    """Uniform policy over actions, over those that `action_mask` allows, or within the bounds of numeric actions."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.adapt(spec)
 
     def adapt(self, spec: EnvSpec) -> None:
         """Play with the actions of `spec` from now on."""
-        self.numbers = spec.numbers
+        self.numbers = spec.continuous_actions
         self.n_agents, self.n_actions, self.n_envs = spec.n_agents, spec.n_actions, spec.n_envs
         self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
 
@@ -31,26 +30,26 @@ class RandomPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
-        """All legal actions are equally likely, so `greedy` draws one of them, too."""
+    ) -> PolicyOutput:
+        """Draw actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] if numeric; `greedy` is ignored."""
         if self.numbers is not None:
             low, high = torch.tensor(self.numbers.low), torch.tensor(self.numbers.high)
             share = torch.rand(self.n_envs, self.n_agents, self.numbers.dim, generator=generator)
             if self.numbers.whole:
-                return Act(torch.floor(low + share * (high - low + 1)).clamp(max=high))
-            return Act(low + share * (high - low))
+                return PolicyOutput(torch.floor(low + share * (high - low + 1)).clamp(max=high))
+            return PolicyOutput(low + share * (high - low))
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device
         logits = categorical.mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)
-        return Act(categorical.sample(logits, generator), logits=logits)
+        return PolicyOutput(categorical.sample(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: it expects nothing."""
+        """Return zeros [n_envs, n_agents]: there is no value function."""
         return torch.zeros(self.n_envs, self.n_agents)
 
 
-class RandomAgent(OnlyPlays):
-    """`agent=random`: acts uniformly, never learns."""
+class RandomAgent(NonLearningAgent):
+    """Agent with a `RandomPolicy` that never learns, `agent=random`."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = RandomPolicy(spec)

@@ -16,7 +16,7 @@ import torch
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import Act, State
+from llmrl.core.records import PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
@@ -188,14 +188,14 @@ class SB3Policy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         seen = observation[self.agent.channel][:, 0].cpu().numpy()
         with _own_randomness():
             if not greedy and generator is not None:
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
             chosen = self.agent.actions(seen, greedy)
-        dtype = torch.int64 if self.agent.spec.numbers is None else torch.float32
-        return Act(torch.as_tensor(chosen, dtype=dtype)[:, None])
+        dtype = torch.int64 if self.agent.spec.continuous_actions is None else torch.float32
+        return PolicyOutput(torch.as_tensor(chosen, dtype=dtype)[:, None])
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Zeros: what it expects stays its own business."""
@@ -238,7 +238,7 @@ def _library(algorithm: str) -> ModuleType:
 
 
 def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
-    numbers = spec.numbers
+    numbers = spec.continuous_actions
     if numbers is None:
         kind, works = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
     elif numbers.whole:
@@ -269,7 +269,7 @@ def _blank_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
     blank.observation_space = (
         spaces.Discrete(int(shown.high) + 1) if channel == "state" else spaces.Box(-np.inf, np.inf, shown.shape)
     )
-    numbers = spec.numbers
+    numbers = spec.continuous_actions
     if numbers is None:
         blank.action_space = spaces.Discrete(spec.n_actions)
     elif numbers.whole:

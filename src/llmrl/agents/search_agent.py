@@ -1,4 +1,4 @@
-"""Agents whose policy is a function of a few numbers that a proposer searches (`loop=search`)."""
+"""Agents whose policy has a few parameters that a proposer searches (`loop=search`)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from llmrl.agents.controllers.linear import Activation, LayeredController, Layer
 from llmrl.agents.controllers.projection import Basis, ProjectedController
 from llmrl.agents.controllers.tabular import QTableController, TabularController
 from llmrl.core.errors import ConfigError
-from llmrl.core.only_plays import OnlyPlays
+from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import AgentLoop, Controller
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.core.records import Act, State
+from llmrl.core.records import PolicyOutput, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 
 VALUE_BOUND = 1.0
-"""Largest magnitude of a table's values where none is given: only their order matters."""
+"""Default bound of a table's values, of which only the order matters."""
 
 
 class ControllerPolicy:
-    """A `Controller` under one vector of parameters, [d], as a policy; all agents of a game play by it."""
+    """Policy of all agents of a game: a `Controller` with one vector of parameters [d]."""
 
     def __init__(self, controller: Controller, spec: EnvSpec) -> None:
         self.controller, self.n_agents = controller, spec.n_agents
@@ -38,27 +38,27 @@ class ControllerPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
-        """The same action for the same observation, `greedy` or not."""
+    ) -> PolicyOutput:
+        """Return deterministic actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] float32."""
         seen = observation[self.controller.channel].cpu().numpy()
         flat = seen.reshape(-1, *seen.shape[2:])
         flat = flat.astype(np.int64 if self.controller.channel == "state" else np.float64)
         chosen = self.controller.act(flat, np.tile(self.parameters, (len(flat), 1)))
         dtype = torch.int64 if chosen.ndim == 1 else torch.float32
-        return Act(torch.as_tensor(chosen, dtype=dtype).reshape(len(seen), self.n_agents, *chosen.shape[1:]))
+        return PolicyOutput(torch.as_tensor(chosen, dtype=dtype).reshape(len(seen), self.n_agents, *chosen.shape[1:]))
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: it expects nothing."""
+        """Return zeros [n_envs, n_agents]: there is no value function."""
         return torch.zeros(next(iter(observation.values())).shape[:2])
 
 
-class SearchAgent(OnlyPlays):
-    """Plays a `Controller` with the parameters it was last given; what improves them is a principal.
+class SearchAgent(NonLearningAgent):
+    """Agent that plays a `Controller` with the parameters it was last given; a principal improves them.
 
-    Before it is given any they are all 0, or as near to it as the bounds allow.
+    The initial parameters are 0, or as near to it as the bounds allow.
 
     Attributes:
-        given: it was given some.
+        given: whether parameters were given.
     """
 
     loop: ClassVar[AgentLoop] = "search"
@@ -68,8 +68,8 @@ class SearchAgent(OnlyPlays):
         self.policy = ControllerPolicy(controller, spec)
         self.given = False
 
-    def adopt(self, parameters: np.ndarray) -> None:
-        """Play with these parameters, [d], from now on."""
+    def set_parameters(self, parameters: np.ndarray) -> None:
+        """Play with `parameters` [d] from now on."""
         self.policy.parameters = np.array(parameters, dtype=np.float64)
         self.given = True
 
@@ -85,18 +85,18 @@ class SearchAgent(OnlyPlays):
         return {"parameters": self.policy.parameters.copy()}
 
     def load_state_dict(self, state: State) -> None:
-        self.adopt(state["parameters"])
+        self.set_parameters(state["parameters"])
 
 
 class LinearAgent(SearchAgent):
-    """`agent=linear`: the weighted sums of the observation decide (ProPS, arXiv 2511.21928).
+    """Linear policy, `agent=linear`: weighted sums of the observation decide (ProPS, arXiv 2511.21928).
 
     Args:
-        spec: of the environment.
-        bias: a constant is added to each sum.
-        bound: every weight lies between -bound and bound.
-        decimals: digits after the point of every weight; None: all.
-        output, clip_actions: what sums decide, see `Decision`.
+        spec: spec of the environment.
+        bias: whether a constant is added to each sum.
+        bound: largest absolute value of a weight.
+        decimals: digits after the decimal point of every weight; None: all.
+        output, clip_actions: map from sums to actions, see `Decision`.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class LinearAgent(SearchAgent):
 
 
 class MLPAgent(SearchAgent):
-    """`agent=mlp_policy`: a small multilayer perceptron decides.
+    """Small multilayer perceptron, `agent=mlp_policy`.
 
     Args:
-        spec: of the environment.
+        spec: spec of the environment.
         hidden: units of each hidden layer.
-        activation: of hidden layers; `leaky_relu` has slope 0.2 below zero.
+        activation: activation of hidden layers; `leaky_relu` has slope 0.2 below zero.
         bias, bound, decimals, output, clip_actions: as in `LinearAgent`.
     """
 
@@ -138,20 +138,20 @@ class MLPAgent(SearchAgent):
 
 
 class TabularAgent(SearchAgent):
-    """`agent=tabular`: a table with a row for every state of a game, which its observation is the number of, or `bins`
-    make of it.
+    """Table with a row for every state, `agent=tabular`. The state is the observed number, or is computed with `bins`.
 
     Args:
-        spec: of the environment.
-        entries: `actions`, one whole number a state, the action taken in it; or `values`, one number a state and
-            action, of which the largest decides.
-        actions: numbers of the actions that may be entered, without gaps; None: all. Of `actions` only.
-        bound, decimals: of `values`, as in `LinearAgent`.
-        bins: of an observation of numbers, for each of them low, high and how many bins of equal width; None: the
-            observation is the number of a state.
+        spec: spec of the environment.
+        entries: `actions`: one integer per state, the action taken; `values`: one number per state and action, of
+            which the largest decides.
+        actions: consecutive numbers of the actions allowed in a table of `actions`; None: all.
+        bound, decimals: bound and precision of `values`, as in `LinearAgent`.
+        bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the
+            observation is the number of the state.
 
     Raises:
-        ConfigError: the environment shows no number of a state and there are no bins, or they do not fit it.
+        ConfigError: the environment observes no state number and there are no bins, the bins do not fit it, or an
+            option of the other kind of table is given.
     """
 
     def __init__(
@@ -182,16 +182,16 @@ class TabularAgent(SearchAgent):
 
 
 class ProjectionAgent(SearchAgent):
-    """`agent=projection`: a policy with many numbers that is searched along a few random directions.
+    """Policy with many parameters that is searched along a few random directions, `agent=projection`.
 
     Args:
-        spec: of the environment.
-        seeds: of the directions.
-        rank: how many, at most as many as the policy has numbers.
-        basis: see `ProjectedController`.
-        hidden: units of each hidden layer of the policy; none: it is linear.
-        activation, bias, bound, decimals, output, clip_actions: as in `MLPAgent`; bounds and decimals are those of the
-            amounts of the directions.
+        spec: spec of the environment.
+        seeds: seed tree of the directions.
+        rank: number of directions, at most the number of the policy's parameters.
+        basis: kind of directions, see `ProjectedController`.
+        hidden: units of each hidden layer of the policy; empty: a linear policy.
+        activation, bias, bound, decimals, output, clip_actions: as in `MLPAgent`; bound and decimals apply to the
+            coefficients of the directions.
     """
 
     def __init__(

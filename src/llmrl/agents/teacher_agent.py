@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.only_plays import OnlyPlays
+from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
 
 
-class TeacherAgent(OnlyPlays):
+class TeacherAgent(NonLearningAgent):
     """Plays the policy of `teacher=`, learns nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Returns, advantages and the scale of rewards: the only implementation, used by every learner."""
+"""Advantage estimation and reward scaling: the only implementation, used by every learner."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmrl.core.records import State
 
 
 def normalized(advantage: torch.Tensor, eps: float) -> torch.Tensor:
-    """Advantages [..., n] centred over the last axis and divided by their sample standard deviation (of n - 1) plus
-    `eps`; a single one stays as it is."""
+    """Centre advantages [..., n] over the last axis and divide them by their sample standard deviation (n - 1 degrees
+    of freedom) plus `eps`; a single advantage is returned unchanged."""
     if advantage.shape[-1] == 1:
         return advantage
     centred = advantage - advantage.mean(-1, keepdim=True)
@@ -26,20 +26,20 @@ def generalized_advantages(
     gamma: float,
     lam: float,
 ) -> torch.Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), for tensors [T, ...].
+    """Return generalised advantage estimates (Schulman et al. 2016, eq. 16) for tensors [T, ...].
 
     Args:
         reward: r_t, [T, ...].
         value: V(s_t), [T, ...].
-        next_value: V of the state reached by step t, before any reset: 0 where the episode terminated,
-            V(s_{t+1}) everywhere else, also where it was only truncated. [T, ...].
-        done: whether the episode ended (for whatever reason) in step t; the sum stops there. [T, ...] bool.
+        next_value: V of the state reached by step t, before any reset, [T, ...]: 0 where the episode terminated,
+            V(s_{t+1}) everywhere else, also where it was truncated.
+        done: whether the episode terminated or was truncated in step t, where the sum stops, [T, ...] bool.
         gamma: discount in [0, 1].
-        lam: exponential weight in [0, 1]; 1 gives Monte-Carlo advantages, 0 one-step ones.
+        lam: exponential weight in [0, 1]; 1 gives Monte-Carlo advantages, 0 one-step advantages.
 
     Returns:
-        A_t, [T, ...], with a graph where an argument has one; the value target is A_t + V(s_t). Where V = 0 and lam = 1
-        it is the discounted reward to go.
+        A_t, [T, ...], differentiable with respect to the arguments; the value target is A_t + V(s_t). For V = 0 and
+        lam = 1 it is the discounted reward to go.
     """
     delta = reward + gamma * next_value - value
     carry = gamma * lam * (~done).to(reward.dtype)
@@ -52,12 +52,11 @@ def generalized_advantages(
 
 
 class RewardScale:
-    """Divides rewards by the running standard deviation of the discounted return so far.
+    """Running standard deviation of the discounted return so far, by which learners divide rewards.
 
-    Hyperparameters then do not depend on the units of a game's rewards.
-
-    The return so far is R_t = r_t + gamma R_(t-1), 0 before an episode or a rollout begins; its moments are over all
-    steps, games and agents seen. As in Engstrom et al. (2020, arXiv 2005.12729, section 3), rewards are not centred.
+    Hyperparameters then do not depend on the units of a game's rewards. The return so far is
+    R_t = r_t + gamma R_(t-1), 0 before an episode or a rollout begins. Its moments are over all steps, games and agents
+    seen. As in Engstrom et al. (2020, arXiv 2005.12729, section 3), rewards are not centred.
 
     Args:
         gamma: discount per step, [0, 1].
@@ -69,12 +68,12 @@ class RewardScale:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the return so far; 1 where nothing varied yet."""
+        """Standard deviation of the return so far; 1 as long as it is (almost) zero."""
         deviation = math.sqrt(self._squares / self._count) if self._count else 0.0
         return deviation if deviation > 1e-8 else 1.0
 
     def see(self, reward: torch.Tensor, done: torch.Tensor) -> None:
-        """Take in a rollout: reward [T, n_envs, n_agents], and whether the episode ended in a step, [T, n_envs]."""
+        """Update the moments with a rollout: `reward` [T, n_envs, n_agents] and ends of episodes `done` [T, n_envs]."""
         running, returns = torch.zeros_like(reward[0]), []
         for step, ended in zip(reward, done, strict=True):
             running = step + self.gamma * running
@@ -83,7 +82,7 @@ class RewardScale:
         seen = torch.stack(returns).double()
         n, mean = seen.numel(), float(seen.mean())
         squares = float((seen - mean).square().sum())
-        # Chan, Golub & LeVeque (1983): moments of two samples together.
+        # Chan, Golub & LeVeque (1983): moments of two merged samples.
         total, shift = self._count + n, mean - self._mean
         self._squares += squares + shift**2 * self._count * n / total
         self._mean += shift * n / total

@@ -1,4 +1,4 @@
-"""Behavioural cloning: do what somebody else did in the same situation."""
+"""Behavioural cloning: supervised learning of recorded actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmrl.core.seeding import Seeds
 
 @dataclass(frozen=True)
 class CloningSettings:
-    """Hyperparameters; meanings, units and ranges are in `conf/agent/bc.yaml`."""
+    """Hyperparameters of cloning; meanings, units and ranges are in `conf/agent/bc.yaml`."""
 
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat
@@ -30,24 +30,22 @@ class CloningSettings:
     max_grad_norm: PositiveFloat | None
 
 
-class Cloning:
-    """Minimises the cross-entropy between a network's policy and what was done.
+class BehaviouralCloning:
+    """Learner that minimises the cross-entropy between a network's policy and recorded actions.
 
-    What is scored are the actions themselves: there is no text to generate, and so nothing that is padded and would
-    have to be left out of the loss.
+    The loss is over actions, not over generated tokens, so there is no padding to mask.
 
     Args:
-        network: gives logits [batch, n_actions] and values [batch] of a batch; what values alone depend on stays as it
-            is.
+        network: network from a batch to logits [batch, n_actions] and values [batch]; the value head is not trained.
         settings: hyperparameters.
-        lessons: samples to learn from: `action` [n] and what the network reads, each [n, ...].
-        held_out: samples to measure with; may be none.
-        seeds: epoch i is shuffled by the stream `i` of `order`.
-        epochs: passes over the lessons.
+        lessons: training samples: `action` [n] and the network's inputs, each [n, ...].
+        held_out: samples for `measure`; may be empty.
+        seeds: seed tree; epoch i is shuffled by stream `i` of its child `order`.
+        epochs: passes over the training samples.
 
     Attributes:
-        updates: in all epochs.
-        learnt, kept_back: samples of either kind.
+        updates: number of updates in all epochs.
+        learnt, kept_back: number of training and of held-out samples.
     """
 
     def __init__(
@@ -70,10 +68,10 @@ class Cloning:
         self._order: tuple[int, torch.Tensor] | None = None
 
     def update(self, i: int) -> dict[str, float]:
-        """Update number `i`, from 0; its loss, accuracy, norm of the gradient and learning rate.
+        """Make update number `i` from 0; return its loss, accuracy, gradient norm and learning rate.
 
         Raises:
-            Diverged: the loss is no number any more.
+            Diverged: the loss or the gradient is not finite.
         """
         for group in self._updater.optimizer.param_groups:
             group["lr"] = self.learning_rate(i)
@@ -88,7 +86,7 @@ class Cloning:
         return {**metrics, "learning_rate": self.learning_rate(i)}
 
     def learning_rate(self, i: int) -> float:
-        """Of update `i`: it rises in a straight line during the warm-up and then falls to 0 as a half cosine does."""
+        """Return the learning rate of update `i`: linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
         s = self.settings
         rising = math.ceil(s.warmup * self.updates)
         if i < rising:
@@ -100,7 +98,7 @@ class Cloning:
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Mean loss and accuracy on the samples that were held out; nothing where there are none."""
+        """Return mean loss and accuracy on the held-out samples; {} if there are none."""
         size, n = self.settings.batch_size, self.kept_back
         totals: dict[str, float] = {}
         for start in range(0, n, size):
@@ -116,7 +114,7 @@ class Cloning:
         self._updater.load_state_dict(state["optimizer"])
 
     def _minibatch(self, i: int) -> torch.Tensor:
-        """Places of the samples of update `i`; every sample has its turn once an epoch."""
+        """Return the indices of the samples of update `i`; every sample occurs once per epoch."""
         epoch, place = divmod(i, self.updates_per_epoch)
         if self._order is None or self._order[0] != epoch:
             order = torch.randperm(self.learnt, generator=self._seeds.child("order").torch(epoch))
@@ -131,13 +129,13 @@ class Cloning:
         return loss, {"loss": loss.detach(), "accuracy": right.detach()}
 
     def _measured(self, batch: Batch) -> Record:
-        """The record of a batch that is not learned from, of all processes together."""
+        """Return the record of a batch without training, over all processes."""
         if not isinstance(self.network, GradientAccumulation):
             return self._loss(batch)[1]
         record: Record = {}
         for piece, share in self.network.pieces(batch):
             record = {name: x * share + record.get(name, 0.0) for name, x in self._loss(piece)[1].items()}
-        self.network.processes.sum_(list(record.values()))
+        self.network.processes.all_reduce(list(record.values()))
         return record
 
 

@@ -18,12 +18,12 @@ from llmrl.algorithms.advantages import generalized_advantages
 from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError
-from llmrl.core.objectives import Objective
 from llmrl.core.records import Array, MetaSettings, Outcome
 from llmrl.core.rollouts import Rollout
+from llmrl.core.welfare_measures import Objective
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import JOINT, MECHANISM
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 CHUNK = 8192
 """Samples of validation episodes that are held in a graph at once."""
@@ -36,9 +36,9 @@ class MetaGradient:
     2112.10859), with the agents' own update rule inside.
 
     **Inner updates** are those of `PPO`: the same code, minibatches and numbers, with `DifferentiableStep` as updater.
-    Rewards depend on tau as the environment says (`Rollout.exposure`), advantages through rewards, the weights after a
-    step through its advantages and the weights before it; several updates chain. What was recorded counts as data:
-    actions, states, and the log-probabilities and values the agents had while they played. The ratio to recorded
+    Rewards depend on tau as the environment says (`Rollout.reward_jacobian`), advantages through rewards, the weights
+    after a step through its advantages and the weights before it; several updates chain. What was recorded counts as
+    data: actions, states, and the log-probabilities and values the agents had while they played. The ratio to recorded
     log-probabilities makes a later update respond to how other weights would have changed the actions it learns from,
     though not the states. A ratio that is clipped passes no derivative on; minibatches, and a stop by KL, stay.
 
@@ -74,9 +74,9 @@ class MetaGradient:
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """`PPO.update`, with the same numbers, remembering how they depend on tau."""
-        assert rollout.exposure is not None
+        assert rollout.reward_jacobian is not None
         advice = self.ppo.begin(rollout)
-        reward = rollout.reward + rollout.exposure.to(self._shift.dtype) @ self._shift
+        reward = rollout.reward + rollout.reward_jacobian.to(self._shift.dtype) @ self._shift
         advantage, target = self.ppo.estimate(replace(rollout, reward=reward))
         if not self.settings.differentiate_targets:
             target = target.detach()
@@ -91,7 +91,7 @@ class MetaGradient:
         """Estimated derivative, [d] float64; to be asked for once, as the graph of the updates is freed with it.
 
         Args:
-            rollouts: validation episodes, with all that a learner needs and `exposure`.
+            rollouts: validation episodes, with all that a learner needs and `reward_jacobian`.
             objective, spending_cost: what their welfare is.
             outcome: theirs; its `values` are in the order of the rollouts' episodes.
         """
@@ -238,7 +238,8 @@ def adam_step(
     """The parameter and the moments after one step (Kingma & Ba 2015, algorithm 1; eps is added to the corrected root).
 
     The numbers are those of `torch.optim.Adam` to rounding. Where all gradients so far are zero the step is
-    taken as first moment / eps, which is its derivative from any side, and finite.
+    taken as first moment / eps, which is its derivative from any side, and finite. It is our own because torchopt
+    0.7.3, which has one, does not load with torch 2.13 (undefined symbol in its compiled extension).
     """
     steps = moments.steps + 1
     first = betas[0] * moments.first + (1 - betas[0]) * gradient
@@ -302,9 +303,9 @@ def direct_derivative(rollouts: Sequence[Rollout], spending_cost: float) -> torc
     """How the objective depends on the mechanism's values when nobody acts differently, [d] float64: its cost."""
     total, episodes = torch.zeros((), dtype=torch.float64), 0
     for rollout in rollouts:
-        assert rollout.exposure is not None
+        assert rollout.reward_jacobian is not None
         ended = rollout.terminated | rollout.truncated
-        counted = rollout.exposure.double() * _finished(ended)[..., None, None]
+        counted = rollout.reward_jacobian.double() * _finished(ended)[..., None, None]
         total, episodes = total - spending_cost * counted.sum((0, 1, 2)), episodes + int(ended.sum())
     return total / max(episodes, 1)
 

@@ -1,4 +1,4 @@
-"""How a network takes gradient steps: in place, or as a differentiable function of what the loss depends on."""
+"""Gradient steps of a network: their protocol `Updater`, and `OptimizerStep`, which takes them in place."""
 
 from __future__ import annotations
 
@@ -9,57 +9,58 @@ import torch
 from torch import nn
 
 from llmrl.algorithms.sharded import any_divided, clip_gradients, divided, gathered, groups
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
 
 Batch = dict[str, Any]
-"""Samples by name, each a tensor (of texts: `Texts`) [n, ...]."""
+"""Samples by name, each a tensor [n, ...], or a `TextArray` of n texts."""
 Record = dict[str, torch.Tensor]
-"""Scalars that say how a loss came about, without a graph."""
+"""Scalar diagnostics of a loss, detached from the graph."""
 Loss = Callable[[Batch], tuple[torch.Tensor, Record]]
-"""The mean loss of samples, and its record."""
+"""Function from samples to their mean loss and its record."""
 
 
 class Updater(Protocol):
-    """Evaluates a network on samples and steps down a loss of what came out."""
+    """Protocol of gradient steps of one network."""
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [batch, n_actions] and values [batch] of samples (see `ActorCritic.forward`)."""
+        """Return logits [batch, n_actions] and values [batch] of samples (see `ActorCritic.forward`)."""
         ...
 
     def step(self, batch: Batch, loss: Loss) -> Record:
-        """One step of Adam on the loss of a minibatch, after scaling the gradient down to a norm; returns the loss's
-        record with `grad_norm`, the norm before that."""
+        """Take one step of Adam on the loss of a minibatch with a clipped gradient norm; return the loss's record with
+        `grad_norm`, the norm before clipping."""
         ...
 
 
 @runtime_checkable
 class GradientAccumulation(Protocol):
-    """A network too large to compute a minibatch at once: gradients of its pieces are added up."""
+    """Network too large for a whole minibatch at once, whose gradients are summed over pieces."""
 
-    processes: Processes
+    processes: ProcessGroup
 
     def pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
-        """What this process computes of a minibatch, piece by piece, each with its share of the minibatch's samples;
-        at least one piece, and the shares of all processes together are 1."""
+        """Yield this process's pieces of a minibatch, at least one, each with its share of the minibatch's samples.
+
+        The shares of all processes sum to 1."""
         ...
 
 
 class OptimizerStep:
-    """Steps of torch's Adam.
+    """In-place steps of torch's Adam.
 
-    The gradient of a minibatch is that of its mean loss, in however many pieces and processes it is computed
-    (`GradientAccumulation`), to float tolerance.
+    The gradient is that of the minibatch's mean loss, to float tolerance, for any number of pieces and processes
+    (`GradientAccumulation`).
 
     Args:
-        network: what is trained; parameters that require no gradient stay as they are.
-        learning_rate, eps: of Adam.
-        max_grad_norm: the gradient of all parameters together is scaled down to this norm.
-        clip_apart: the gradient of what `critic` names is scaled down by itself, and that of all else, too.
+        network: network to train; parameters that require no gradient stay unchanged.
+        learning_rate, eps: hyperparameters of Adam.
+        max_grad_norm: clipping norm of the gradient of all parameters together.
+        clip_apart: clip the gradients of the module `critic` and of all other parameters separately.
 
     Attributes:
-        divided: whether processes have divided the parameters among them.
-        parts: names of the parameters whose gradients are scaled down together.
+        divided: whether the parameters are sharded over processes.
+        parts: names of the parameters in each group whose gradients are clipped together.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class OptimizerStep:
         self.parts = [part for part in parts if part]
         self._clipped = [[named[name] for name in part] for part in self.parts]
         self.divided = any_divided(self.parameters)
-        # Fused: one kernel for all parameters instead of several for each.
+        # Fused: one kernel for all parameters instead of several for each parameter.
         self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,19 +91,19 @@ class OptimizerStep:
             value, parts = loss(piece)
             (value * share).backward()  # type: ignore[no-untyped-call]
             record = {name: x * share + record.get(name, 0.0) for name, x in parts.items()}
-        self.network.processes.sum_gradients(self.parameters)
-        self.network.processes.sum_(list(record.values()))
+        self.network.processes.all_reduce_gradients(self.parameters)
+        self.network.processes.all_reduce(list(record.values()))
         return record | {"grad_norm": self._descend()}
 
     def descend(self, loss: torch.Tensor) -> torch.Tensor:
-        """One step on a loss that is computed already; returns the norm of its gradient."""
+        """Take one step on a computed loss; return the norm of its gradient before clipping."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return self._descend()
 
     def state_dict(self) -> State:
-        """Of the optimiser, as of one that has all parameters whole and in one group: what several processes have
-        divided among them, one can go on with, and the other way round."""
+        """Return the optimiser's state as if all parameters were whole and in one group, so that a run can resume with
+        another number of processes."""
         saved: State = gathered(self.optimizer.state_dict())
         if not self.divided:
             return saved
@@ -125,7 +126,7 @@ class OptimizerStep:
         self.optimizer.load_state_dict(state)
 
     def _order(self) -> list[int]:
-        """Which of `parameters` each of the optimiser's is."""
+        """Return the index into `parameters` of each of the optimiser's parameters."""
         places = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
@@ -143,5 +144,5 @@ class OptimizerStep:
 
 
 def _like(state: dict[str, torch.Tensor], parameter: nn.Parameter) -> dict[str, torch.Tensor | None]:
-    """Of what form each entry of a parameter's optimiser state is: that of the parameter, if it is of its shape."""
+    """Map each entry of a parameter's optimiser state to the parameter if it has its shape, else to None."""
     return {name: parameter if x.shape == parameter.shape else None for name, x in state.items()}

@@ -1,10 +1,8 @@
-"""Proximal policy optimisation: the one implementation, for every policy with features and heads.
+"""Proximal policy optimisation: the platform's only implementation, for every policy with features and heads.
 
 From top to bottom: settings; `PPO`, from a rollout to advantages, minibatches, losses and metrics; the two losses as
-functions; how samples are dealt into minibatches. Beside it stand the estimators (`advantages.py`) and how a network
-takes a step of Adam (`optimizer_step.py`).
-
-Plain policy gradient is the same with one epoch, one batch and no clipping (`agent=pg`).
+functions; the division of samples into minibatches. The estimators are in `advantages.py`, the steps of Adam in
+`optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and no clipping (`agent=pg`).
 """
 
 from __future__ import annotations
@@ -27,26 +25,25 @@ from llmrl.core.rollouts import Rollout
 from llmrl.networks import categorical
 
 OWN = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
-"""What every update records; the rest of a record is the teacher's."""
+"""Entries that every update records; further entries are the teacher's."""
 
 
 class TrainedPolicy(Protocol):
-    """What PPO wants of a policy: `SocietyPolicy`, and the policy that is a language model.
+    """Policy that PPO can train: `SocietyPolicy`, or a language model as the policy.
 
-    `channels` are those it reads; `recurrent`: its networks remember their episode.
+    `channels` names the observation channels read; `recurrent` says whether the networks have a memory.
     """
 
     channels: tuple[str, ...]
     recurrent: bool
 
     def groups(self) -> Sequence[tuple[nn.Module, slice]]:
-        """Each network with the agents it plays, as a slice of the agent axis. Called with a batch, a network gives
-        logits [batch, n_actions] and values [batch]; see `GradientAccumulation` for those that are too
-        large for one."""
+        """Return each network with its agents, as a slice of the agent axis. Called with a batch, a network returns
+        logits [batch, n_actions] and values [batch]; see `GradientAccumulation` for large networks."""
         ...
 
     def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """The observation [n, n_agents, ...] with what its networks are told beside it."""
+        """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
         ...
 
 
@@ -79,14 +76,14 @@ class PPOSettings:
 
 
 class PPO:
-    """Clipped-surrogate updates of a policy from rollouts.
+    """Learner with clipped-surrogate updates of a policy from rollouts.
 
-    Minibatches mix time, games and agents (whole stretches of episodes where the policy remembers). With separate
-    networks, each is updated from its own agent's samples, with its own optimizer, advantage normalisation and gradient
-    clipping (independent learners).
+    Minibatches mix time, games and agents; for recurrent policies they consist of whole stretches of episodes. With
+    separate networks, each is updated from its own agent's samples, with its own optimizer, advantage normalisation and
+    gradient clipping (independent learners).
 
     Attributes:
-        updaters: one for each of the policy's groups.
+        updaters: optimizer steps, one for each of the policy's groups.
     """
 
     def __init__(self, policy: TrainedPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
@@ -97,18 +94,18 @@ class PPO:
         self._first_scale = self.scale.state_dict()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """A few epochs over one rollout; returns the mean of each loss and diagnostic over minibatches and networks.
+        """Train for `epochs` on one rollout; return means of losses and diagnostics over minibatches and networks.
 
         Raises:
             ConfigError: `drop_last` with fewer samples than a minibatch holds.
-            Diverged: a loss or a gradient is no number any more.
+            Diverged: a loss or a gradient is not finite.
         """
         advice = self.begin(rollout)
         advantage, target = self.estimate(rollout)
         return self.fit(rollout, advantage, target, generator, self.updaters, advice)
 
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Start one more update, whoever makes it: ask the teacher, whose advice is returned, and set the step size."""
+        """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
         if self.settings.scale_rewards:
             self.scale.see(rollout.reward.detach(), rollout.terminated | rollout.truncated)
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
@@ -117,10 +114,10 @@ class PPO:
         return advice
 
     def estimate(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and value targets, each [T, n_envs, n_agents], in units of `RewardScale` if rewards are scaled; a
-        graph behind the rewards is kept.
+        """Return advantages and value targets, each [T, n_envs, n_agents], differentiable with respect to the rewards.
 
-        With `baseline: none` both are the discounted reward to go, up to the end of the episode or of the rollout.
+        If rewards are scaled, both are in units of `RewardScale`. With `baseline: none` both are the discounted reward
+        to go, up to the end of the episode or of the rollout.
         """
         s = self.settings
         reward = rollout.reward / self.scale.deviation if s.scale_rewards else rollout.reward
@@ -145,9 +142,9 @@ class PPO:
         updaters: Sequence[Updater],
         advice: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, float]:
-        """The epochs of an update, made by `updaters` (one a group) with given advantages and value targets.
+        """Run the epochs of an update with `updaters`, one for each group, and return metrics as `update` does.
 
-        `advice` is what the teacher gave, tensors [T, n_envs, n_agents, ...].
+        `advantage` and `target` are [T, n_envs, n_agents]; `advice` is the teacher's, [T, n_envs, n_agents, ...].
         """
         records: list[Record] = []
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
@@ -168,7 +165,7 @@ class PPO:
         return metrics if self.teacher is None else metrics | self.teacher.metrics()
 
     def samples(self, rollout: Rollout, agents: slice) -> Batch:
-        """The samples of some agents with time, games and agents merged, [T * n_envs * k, ...]."""
+        """Return the samples of k agents with time, games and agents merged, [T * n_envs * k, ...]."""
         tensors: Batch = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
         tensors |= {name: x for name, x in rollout.observation.items() if name in self.policy.channels}
         if rollout.features is not None:
@@ -179,8 +176,8 @@ class PPO:
         return {name: x[:, agents].flatten(0, 1) for name, x in merged.items()}
 
     def normalize_over_rollout(self, advantage: torch.Tensor, steps: int, games: int) -> torch.Tensor:
-        """Normalise all advantages [..., n] that a network learns from in an update, if that is done over all of them,
-        or over those of each game. The n samples are those of `steps` steps of `games` games, steps slowest."""
+        """Normalise all advantages [..., n] of a network in an update over the rollout or each game (`normalize_over`);
+        return others unchanged. The n samples are those of `steps` steps of `games` games, steps slowest."""
         s = self.settings
         if not s.normalize_advantage or s.normalize_over == "minibatch":
             return advantage
@@ -196,12 +193,13 @@ class PPO:
             return Minibatches(data, size, self.settings.drop_last)
         assert rollout.state is not None
         state = rollout.state[:, agents]
-        first = rollout.first[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
+        first = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
         return SequenceMinibatches(data, size, first, state.flatten(0, 1))
 
     def epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
-        """Steps down the loss of every minibatch of some epochs, as long as the policy stays near enough; a record
-        each. Of stacked societies, minibatches and records have one axis more, first."""
+        """Take a gradient step on every minibatch and return its record; stop after an epoch that exceeds `target_kl`.
+
+        For stacked societies, minibatches and records have one more leading axis."""
         s = self.settings
         records: list[Record] = []
         for epoch in epochs:
@@ -215,10 +213,10 @@ class PPO:
         return records
 
     def _loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
-        """The mean loss of samples [..., n] over the last axis, and its parts: policy, value, entropy, KL, fraction
-        clipped, the teacher's.
+        """Return the mean loss of samples [..., n] over the last axis, and its parts: policy, value, entropy, KL,
+        fraction clipped, the teacher's.
 
-        `weight` is the advantage as the policy's loss weighs it, normalised if it is to be.
+        `batch["weight"]` is the advantage, normalised if the settings say so.
         """
         s = self.settings
         logits, value = updater.forward(batch)
@@ -246,15 +244,15 @@ class PPO:
         return loss, {name: x.detach() for name, x in record.items()}
 
     def report(self, means: Sequence[float], steps: int, unexplained: float) -> dict[str, float]:
-        """An update's metrics.
+        """Return the metrics of an update.
 
         Args:
-            means: of what its steps recorded, in the order of `OWN`.
-            steps: of the optimizer.
-            unexplained: share of the targets' variance that the values left (`unexplained_variance`).
+            means: means of the steps' records, in the order of `OWN`.
+            steps: number of optimizer steps.
+            unexplained: share of the targets' variance that the values leave (`unexplained_variance`).
 
         Raises:
-            Diverged: one of the means is no number any more.
+            Diverged: one of the means is not finite.
         """
         metrics = {f"loss/{name}": value for name, value in zip(OWN, means, strict=True)}
         if not all(math.isfinite(value) for value in means):
@@ -279,12 +277,12 @@ class PPO:
                 group["lr"] = s.learning_rate + share * (s.final_learning_rate - s.learning_rate)
 
     def begin_with(self, scale: State) -> None:
-        """Take over the units that loaded weights give values in; `reset` goes back to them."""
+        """Use the reward scale `scale` (a state of `RewardScale`) of loaded weights; `reset` returns to it."""
         self._first_scale = scale
         self.scale.load_state_dict(scale)
 
     def reset(self, keep_moments: bool = False) -> None:
-        """Begin anew: the step size's decay, the teacher's schedule and, unless they are kept, Adam's moments."""
+        """Restart learning-rate decay, reward scale, the teacher's schedule and, unless kept, Adam's moments."""
         if not keep_moments:
             self.updaters = self._new_updaters()
         self.updates = 0
@@ -313,14 +311,14 @@ class PPO:
 
 
 def surrogate(ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """What a policy update increases, for each sample: min(r A, clip(r, 1 - clip, 1 + clip) A).
+    """Return the objective of a policy update for each sample, min(r A, clip(r, 1 - clip, 1 + clip) A), [...].
 
     Schulman et al. (2017), eq. 7; without `clip` it is r A (eq. 6), whose gradient at r = 1 is A grad log pi.
 
     Args:
         ratio: r, the new over the old probability of the action taken, [...].
         advantage: A, [...].
-        clip: > 0, or None.
+        clip: clipping range > 0; None: no clipping.
     """
     if clip is None:
         return ratio * advantage
@@ -328,7 +326,7 @@ def surrogate(ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None) 
 
 
 def value_error(value: torch.Tensor, old: torch.Tensor, target: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Squared error [...] of `value`; with `clip` the larger of it and that of the value within `clip` of `old`."""
+    """Return the squared error [...] of `value`; with `clip`, at least that of `value` clipped to `old` +- `clip`."""
     error = (value - target).square()
     if clip is None:
         return error
@@ -337,21 +335,21 @@ def value_error(value: torch.Tensor, old: torch.Tensor, target: torch.Tensor, cl
 
 
 def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Variance of what values leave of their targets, as a share of the targets' own: [..., n] -> [...]."""
+    """Return the variance of `target` - `value` over the variance of `target`, both [..., n], as [...]."""
     variance = target.var(-1, correction=0).clamp_min(1e-8)
     return (target - value).var(-1, correction=0) / variance
 
 
 def split_minibatches(order: torch.Tensor, size: int | None, drop_last: bool) -> tuple[torch.Tensor, ...]:
-    """Cut orders of n samples, [..., n], into minibatches [..., size], the last of them smaller.
+    """Split permutations of n samples, [..., n], into minibatches [..., size], of which the last may be smaller.
 
     Args:
-        order: of the samples.
+        order: permutations of the samples.
         size: samples of a minibatch; None: all.
-        drop_last: leave the last out if it is smaller, as torch's `BatchSampler` does on request.
+        drop_last: drop the last minibatch if it is smaller, as torch's `BatchSampler` does.
 
     Raises:
-        ConfigError: nothing would be left.
+        ConfigError: no minibatch would be left.
     """
     n = order.shape[-1]
     size = size or n
@@ -367,9 +365,9 @@ class Minibatches:
     """Minibatches of independent samples.
 
     Args:
-        data: by name, each [n, ...].
+        data: samples by name, each [n, ...].
         size: samples of a minibatch; None: all.
-        drop_last: leave the last minibatch of an epoch out if it is smaller.
+        drop_last: drop the last minibatch of an epoch if it is smaller.
     """
 
     def __init__(self, data: Batch, size: int | None, drop_last: bool = False) -> None:
@@ -377,7 +375,7 @@ class Minibatches:
         self.n = data["action"].shape[0]
 
     def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
-        """All samples (but those left out), in a random order.
+        """Yield minibatches of all samples (except those dropped) in random order.
 
         Raises:
             ConfigError: as `split_minibatches`.
@@ -388,17 +386,17 @@ class Minibatches:
 
 
 class SequenceMinibatches:
-    """Minibatches of stretches of episodes, for networks that remember: nothing is remembered across an episode's end.
+    """Minibatches of stretches of episodes, for recurrent networks.
 
-    A stretch begins with an episode, or with the rollout, then from what was remembered there. A minibatch is made of
-    whole stretches, one after another, and holds at least `size` samples (but the last, which is never left out): there
-    is no padding that a mean could count.
+    A stretch begins with an episode, or with the rollout and then with the memory at its start. A minibatch is the
+    concatenation of whole stretches without padding, and holds at least `size` samples; the last one, which may be
+    smaller, is never dropped.
 
     Args:
-        data: by name, each [n, ...], with n = T * n_rows and time slowest.
+        data: samples by name, each [n, ...], with n = T * n_rows and time slowest.
         size: samples of a minibatch; None: all.
-        first: where episodes begin, [T, n_rows] bool; a row is one agent of one game.
-        state: what was remembered before the first step, [n_rows, state_size].
+        first: starts of episodes, [T, n_rows] bool; a row is one agent of one game.
+        state: memory before the first step, [n_rows, state_size].
     """
 
     def __init__(self, data: Batch, size: int | None, first: torch.Tensor, state: torch.Tensor) -> None:
@@ -420,7 +418,7 @@ class SequenceMinibatches:
         self.state = torch.where((start == 0).to(state.device)[:, None], carried, 0)
 
     def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
-        """All samples, stretches in a random order."""
+        """Yield minibatches of all samples, stretches in random order, with `lengths` and `state` of each stretch."""
         order = torch.randperm(len(self.indices), generator=generator, device=generator.device).cpu()
         until = self.lengths[order].cumsum(0)
         size = self.size or int(until[-1])

@@ -15,7 +15,7 @@ from torch import nn
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
-from llmrl.networks.words import padded
+from llmrl.networks.vocabulary import padded
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class QLearning:
     """One step of temporal differences (Watkins 1989) with Huber's loss, on transitions of any age.
 
     Args:
-        network: what is trained; called with texts of states and of actions, each as `words.padded` gives them, it
+        network: what is trained; called with texts of states and of actions, each as `vocabulary.padded` gives them, it
             returns Q of every action in every state, [n, n_actions] (`DRRN`).
         settings: hyperparameters.
     """
@@ -140,7 +140,7 @@ class Transitions:
     """n of them.
 
     Attributes:
-        prompt, next_prompt: texts, as `Words.read` gives them.
+        prompt, next_prompt: texts, as `TaskText.read` gives them.
         action: [n] int64.
         reward: [n] float32.
         terminal: nothing follows: the game ended, [n] bool.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 
 _MODULE = "torch.distributed.tensor"
 """Takes a while to import, and without it nothing is divided."""
@@ -32,13 +32,13 @@ def groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, processes: Processes) -> torch.Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, processes: ProcessGroup) -> torch.Tensor:
     """Scale all gradients down so that together they have at most this norm; returns the norm before, a scalar."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     squares = [torch.zeros((), device=gradients[0].device) for _ in range(2)]
     for gradient in gradients:
         squares[is_divided(gradient)] += _own(gradient).float().square().sum()
-    processes.sum_([squares[1]])
+    processes.all_reduce([squares[1]])
     norm = (squares[0] + squares[1]).sqrt()
     for gradient in gradients:
         _own(gradient).mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))

@@ -1,4 +1,4 @@
-"""From a folder of runs to the numbers of a report."""
+"""Computing the numbers of a report from a folder of runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 
 from llmrl.analysis.bootstrap import bootstrap_bands, improvement_matrix, performance_profile
 from llmrl.analysis.curves import curves_of
-from llmrl.analysis.groups import Group, Task, tasks_of
-from llmrl.analysis.levels import FEW, Structure, structure
+from llmrl.analysis.final_episodes import played_by
+from llmrl.analysis.groups import Group, ReportTask, tasks_of
 from llmrl.analysis.llm_calls import CallTotals, run_totals
-from llmrl.analysis.played import played_by
-from llmrl.analysis.references import references_of
-from llmrl.analysis.report import GroupNumbers, Left, Report, Section, Settings
+from llmrl.analysis.reference_lines import references_of
+from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, Section
+from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.resampling_levels import FEW, Structure, structure
 from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.statistics import (
@@ -29,30 +30,31 @@ from llmrl.analysis.statistics import (
     over_tasks,
     standard_error_over_tasks,
 )
+from llmrl.analysis.story.story import story_of
 from llmrl.analysis.study_results import study_of
-from llmrl.analysis.training import EFFICIENCY, Frames, about_training, common_frames, is_told
+from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, about_training, common_frames, is_told
 from llmrl.core.errors import ConfigError, RunFolderError
 
 BAND_RESAMPLES = 2_000
-"""Most resamples of curves and profiles, which have a hundred points each."""
+"""Most resamples of curves and profiles, because these have about a hundred points each."""
 
 _MOST_THRESHOLDS = 200
 
 
 def summarize(
     folder: Path,
-    settings: Settings,
+    settings: ReportSettings,
     runs: Sequence[RunRecord] | None = None,
     said: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Read the runs in and under `folder` and make their numbers.
+    """Read the runs in and under `folder` and return their report.
 
-    `runs` are their records, where somebody knows more of them than their folders tell (a scheduler's queue). `said` is
-    told how far the work is, task by task.
+    `runs` are their records, if those hold more than the folders do (the queue of a scheduler); None: they are read
+    here. `said` is called with a progress message for each task.
 
     Raises:
-        RunFolderError: there is no such folder, or no run in it.
-        ConfigError: a metric that no run has logged, settings that make no sense.
+        RunFolderError: `folder` does not exist, or has no run.
+        ConfigError: a metric that no run has logged, or an invalid setting.
     """
     if settings.resamples < 1:
         raise ConfigError(f"--resamples={settings.resamples} must be positive")
@@ -67,7 +69,7 @@ def summarize(
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder inside it")
     _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)
-    left: list[Left] = []
+    left: list[ExcludedRuns] = []
     every: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, scored, players = [], [], []
     tasks = tasks_of(runs, folder)
@@ -99,7 +101,7 @@ def summarize(
             settings.over,
             None if common is None else common.width,
         )
-        scored.append(Scored(task, known, structures))
+        scored.append(TaskScores(task, known, structures))
         section = _section(task.title, scored[-1:], settings)
         efficiency = () if common is None else _efficiency(task, common, settings)
         about += () if common is None else (about_training(common),)
@@ -107,7 +109,8 @@ def summarize(
         width = None if common is None else common.width
         study = study_of(task, finished, references, settings.resamples, settings.seed, width, settings.study)
         section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
-        sections.append(replace(section, references=references, warnings=warned, study=study))
+        story = story_of(task, finished)
+        sections.append(replace(section, references=references, warnings=warned, study=study, story=story))
     together, notes = _over_tasks(scored, settings)
     return Report(
         folder,
@@ -123,10 +126,10 @@ def summarize(
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The scores [n_runs] of a task's groups, and where they come from, by label."""
+class TaskScores:
+    """The scores [n_runs] of a task's groups and their levels of resampling, by label of the group."""
 
-    task: Task
+    task: ReportTask
     scores: Mapping[str, np.ndarray]
     structures: Mapping[str, Structure]
 
@@ -140,8 +143,8 @@ def _check_metrics(metrics: Sequence[str], runs: Sequence[RunRecord]) -> None:
             raise ConfigError(f"no run has logged {name}; there is {', '.join(known) or 'nothing logged at all'}")
 
 
-def _scores(task: Task, group: Group, rule: ScoreRule, left: list[Left]) -> dict[Path, float]:
-    """Scores by folder of the runs that have one, in their order; the others go to `left`."""
+def _scores(task: ReportTask, group: Group, rule: ScoreRule, left: list[ExcludedRuns]) -> dict[Path, float]:
+    """Return the scores of a group's runs by folder, in order; runs without a score are added to `left`."""
     scores: dict[Path, float] = {}
     out: dict[tuple[str, str], list[int]] = {}
     for run in group.runs:
@@ -152,7 +155,7 @@ def _scores(task: Task, group: Group, rule: ScoreRule, left: list[Left]) -> dict
             out.setdefault((run.state, found), []).append(run.seed)
     if group.missing:
         out["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing)
-    left += [Left(task.title, group, tuple(seeds), *what) for what, seeds in out.items()]
+    left += [ExcludedRuns(task.title, group, tuple(seeds), *what) for what, seeds in out.items()]
     return scores
 
 
@@ -166,8 +169,8 @@ def _why_unfinished(run: RunRecord) -> str:
     return f"not finished: {so_far}"
 
 
-def _section(title: str, scored: Sequence[Scored], settings: Settings) -> Section:
-    """Numbers of the groups of some tasks, which have the same labels."""
+def _section(title: str, scored: Sequence[TaskScores], settings: ReportSettings) -> Section:
+    """Return the numbers of the groups of some tasks, whose groups have the same labels."""
     tasks, scores = [each.task for each in scored], [each.scores for each in scored]
     usable = [group.label for group in tasks[0].groups if all(group.label in of_task for of_task in scores)]
     by_group = {label: tuple(of_task[label] for of_task in scores) for label in usable}
@@ -223,7 +226,7 @@ def _numbers(
     scores: tuple[np.ndarray, ...],
     structures: Sequence[Structure],
     target: float,
-    settings: Settings,
+    settings: ReportSettings,
 ) -> GroupNumbers:
     sizes = [len(part) for part in scores]
     several = len(scores) > 1
@@ -252,8 +255,8 @@ def _numbers(
     return GroupNumbers(group, expected, scores, estimates, error, "; ".join(remarks), units)
 
 
-def _efficiency(task: Task, common: Frames, settings: Settings) -> tuple[GroupNumbers, ...]:
-    """Sample efficiency of the groups, over the same frames of training for all; empty where no episode can succeed."""
+def _efficiency(task: ReportTask, common: FrameBudget, settings: ReportSettings) -> tuple[GroupNumbers, ...]:
+    """Return the sample efficiency of the groups, over the same frames of training; empty if no episode can succeed."""
     rule, numbers = ScoreRule(EFFICIENCY, budget=common.budget), []
     for group in task.groups:
         runs = [run for run in group.runs if run.state == "finished" and is_told(run.folder, EFFICIENCY)]
@@ -269,7 +272,7 @@ def _efficiency(task: Task, common: Frames, settings: Settings) -> tuple[GroupNu
 
 
 def _thresholds(scores: np.ndarray) -> np.ndarray:
-    """Where profiles have their steps: at the scores, or, of very many, at evenly many of them; and a little around."""
+    """Return the thresholds of profiles: the scores, or evenly chosen ones of very many, and one beyond each end."""
     if not len(scores):
         return scores
     steps = np.unique(scores)
@@ -291,9 +294,9 @@ def _target(
     return float(mean(by_group[best][0])), f"the mean of the best group, {best}; choose your own with --target"
 
 
-def _over_tasks(scored: Sequence[Scored], settings: Settings) -> tuple[list[Section], tuple[str, ...]]:
-    """A section for each set of tasks that have the same groups, of scores normalised within each task."""
-    families: dict[tuple[str, ...], list[Scored]] = {}
+def _over_tasks(scored: Sequence[TaskScores], settings: ReportSettings) -> tuple[list[Section], tuple[str, ...]]:
+    """Return a section, and notes, for each set of tasks with the same groups; scores are normalised within tasks."""
+    families: dict[tuple[str, ...], list[TaskScores]] = {}
     for each in scored:
         families.setdefault(tuple(group.label for group in each.task.groups), []).append(each)
     comparable = [family for labels, family in families.items() if len(labels) > 1 and len(family) > 1]
@@ -311,7 +314,7 @@ def _over_tasks(scored: Sequence[Scored], settings: Settings) -> tuple[list[Sect
                 continue
             scores = {label: (part - low) / (high - low) for label, part in each.scores.items()}
             structures = {label: part.scaled(low, high) for label, part in each.structures.items()}
-            normalized.append(Scored(each.task, scores, structures))
+            normalized.append(TaskScores(each.task, scores, structures))
             ranges.append(f"{title}: 0 is {low:.4g}, 1 is {high:.4g}")
         if len(normalized) > 1:
             titles = ", ".join(each.task.title for each in normalized)
@@ -324,8 +327,8 @@ def _no_range(high: float) -> str:
     return "no run has finished" if math.isnan(high) else "all its scores are equal, and cannot be normalised"
 
 
-def _calls(tasks: Sequence[Task]) -> tuple[tuple[str, Group, CallTotals], ...]:
-    """What each group's runs asked of language models; groups without a model are left out."""
+def _calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:
+    """Return the totals of language-model calls of each group; groups without a model are left out."""
     rows = []
     for task in tasks:
         for group in task.groups:

@@ -1,8 +1,8 @@
-"""How far to trust estimates over runs: bootstrap intervals of scores, of curves and of comparisons.
+"""Bootstrap intervals of scores, curves and comparisons of groups.
 
 Scores are [..., n_runs]. Several tasks are the strata of a stratified bootstrap (Agarwal et al., 2021, arXiv
-2108.13264). Definitions are those of the paper's library, rliable; unlike there, tasks may differ in how many runs they
-have, and the seed decides the resamples.
+2108.13264). Definitions are those of the paper's library, rliable; in contrast to it, tasks may have different numbers
+of runs, and a seed determines the resamples.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _IN_CACHE = 128  # resamples of all groups multiplied at once: a few hundred kB,
 
 
 _POOL = 1_000
-"""Resamples of the inside of each run, which those of runs draw from."""
+"""Number of resamples of each run's societies and episodes, from which resamples of runs draw."""
 
 _WITHIN = 1
-"""Address of the draws inside runs, beside those of runs."""
+"""Key of the random numbers within runs, to keep them apart from those of runs."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Estimates [...] with their confidence intervals, pointwise; bounds are NaN where the data cannot tell."""
+    """Estimates [...] with pointwise confidence intervals; bounds are NaN where there is too little data."""
 
     estimate: np.ndarray
     low: np.ndarray
@@ -55,26 +55,26 @@ def bootstrap_bands(
     seed: int = 0,
     levels: Sequence[Levels] | None = None,
 ) -> dict[str, Band]:
-    """Percentile bootstrap intervals of several statistics from the same resamples of runs, stratified by task.
+    """Return percentile bootstrap intervals of several statistics, from the same resamples of runs, stratified by task.
 
     With `levels` it is a hierarchical bootstrap (Saravanan, Berman & Sober, 2020, arXiv 2007.07797): every level is
-    resampled with replacement within the one above. What varies within a run is then counted twice, in its score
-    and by resampling, so intervals are on the wide side; with few units at the top that makes up for some of what a
-    percentile bootstrap lacks.
+    resampled with replacement within the one above. Variation within a run then counts twice, in its score and by
+    resampling, so intervals are rather wide. With few units at the top, this partly compensates for the percentile
+    bootstrap, whose intervals are then too narrow. Without two runs of any task the bounds are NaN.
 
     Args:
-        scores: [..., n_runs]; leading axes, such as the points of a curve, are resampled together, run by run.
-        statistics: estimates over the last axis, by name.
-        sizes: the last axis holds `sizes[k]` runs of task k, one task after another; runs are drawn with replacement
-            within their task only, so that a resample has as many runs of each task as the data. None: one task.
+        scores: scores [..., n_runs]; leading axes, such as points of a curve, are resampled together, run by run.
+        statistics: functions over the last axis, by name.
+        sizes: numbers of runs of the tasks, which follow each other on the last axis; runs are drawn with replacement
+            within their task, so a resample has as many runs of each task as the data. None: one task.
         level: confidence level in (0, 1).
-        resamples: bootstrap resamples.
-        seed: seed of the resampling; the same data and seed give the same intervals.
-        levels: how each task's runs came about; None: they are independent. What is within runs is only looked at for
-            scores [n_runs].
+        resamples: number of bootstrap resamples.
+        seed: root of the bootstrap's random numbers; the same data and seed give the same intervals.
+        levels: resampling levels of each task; None: runs are independent. `Levels.within` is only used for scores
+            of shape [n_runs].
 
     Raises:
-        ValueError: scores, sizes, level, levels or resamples make no sense together.
+        ValueError: scores, sizes, level, levels or resamples are invalid or do not fit together.
     """
     scores = checked(scores)
     sizes = [scores.shape[-1]] if sizes is None else sizes
@@ -105,16 +105,16 @@ def bootstrap_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile bootstrap interval of one statistic; see `bootstrap_bands`.
+    """Return the percentile bootstrap interval of one statistic; see `bootstrap_bands`.
 
     Args:
-        scores: [n_runs]; or [n_groups, n_runs], whose rows are the groups.
-        statistic: estimate over the last axis; sees all groups' scores side by side.
-        groups: the group (task) of each run, [n_runs], in any order. None: one group, or the rows of `scores`.
+        scores: scores [n_runs]; or [n_groups, n_runs], where each row is a group.
+        statistic: function over the last axis, which holds the scores of all groups, one group after another.
+        groups: label of the group (task) of each run, [n_runs], in any order. None: one group, or the rows of `scores`.
         level, resamples, seed: as for `bootstrap_bands`.
 
     Raises:
-        ValueError: scores, groups, level or resamples make no sense together.
+        ValueError: scores, groups, level or resamples are invalid or do not fit together.
     """
     scores = checked(scores)
     if scores.ndim == 2 and groups is None:
@@ -131,12 +131,12 @@ def bootstrap_interval(
 
 
 def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
-    """P(X > Y): how often a run of X beats a run of Y on the same task, ties counting half, averaged over tasks.
+    """Return P(X > Y): the share of pairs in which a run of X beats a run of Y on the same task, averaged over tasks.
 
-    The Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3).
+    Ties count half. It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3).
 
     Args:
-        x, y: each task's scores, [n_runs] each; the number of runs may differ.
+        x, y: scores of each task, [n_runs] each; tasks in the same order, numbers of runs may differ.
     """
     return float(np.mean([wins(a, b).mean() for a, b in zip(x, y, strict=True)]))
 
@@ -148,15 +148,15 @@ def improvement_matrix(
     seed: int = 0,
     levels: Sequence[Sequence[Levels]] | None = None,
 ) -> Band:
-    """`probability_of_improvement` of every group over every other, each group's runs resampled independently.
+    """Return `probability_of_improvement` of every group over every other; each group is resampled independently.
 
     Args:
-        groups: each group's tasks, each task's scores [n_runs]; the same tasks in the same order for all.
+        groups: for each group, the scores of its tasks, [n_runs] each; all have the same tasks in the same order.
         level, resamples, seed: as for `bootstrap_bands`.
-        levels: of each group's tasks; of these, what runs share with others.
+        levels: resampling levels of each group's tasks, of which only `Levels.clusters` is used.
 
     Returns:
-        [n_groups, n_groups], row over column; 1/2 on the diagonal. Bounds are NaN there, and where a group has a
+        Band [n_groups, n_groups], row over column; 1/2 on the diagonal. Bounds are NaN if one of the two groups has a
         single run of every task.
     """
     at, n = tails(level), len(groups)
@@ -197,21 +197,22 @@ def performance_profile(
     seed: int = 0,
     levels: Sequence[Levels] | None = None,
 ) -> Band:
-    """Share of runs whose score is above each threshold, with pointwise intervals (arXiv 2108.13264, section 4.2).
+    """Return the share of runs with a score above each threshold, with pointwise intervals, [n_thresholds]
+    (arXiv 2108.13264, section 4.2).
 
     Args:
-        scores: [n_runs], stratified by `sizes` as in `bootstrap_bands`.
-        thresholds: [n_thresholds].
-        levels: of each task; of these, what runs share with others.
+        scores: scores [n_runs], stratified by `sizes` as in `bootstrap_bands`.
+        thresholds: thresholds [n_thresholds].
+        levels: resampling levels of each task, of which only `Levels.clusters` is used.
     """
     above = (checked(scores)[None, :] > np.asarray(thresholds)[:, None]).astype(np.float64)
     return bootstrap_bands(above, {"": mean}, sizes, level, resamples, seed, levels)[""]
 
 
 def describe(scores: np.ndarray, seed: int = 0, independent: bool = True) -> dict[str, float | None]:
-    """A row of a table for scores [n]: mean, standard error, 95% bootstrap interval of the mean, min, max.
+    """Return a row of a table for scores [n]: mean, standard error, 95% bootstrap interval of the mean, min, max.
 
-    What one score cannot tell is None; so is what scores that are not `independent` cannot: error and interval.
+    Standard error and interval are None for a single score, and for scores that are not `independent`.
     """
     scores = checked(scores)
     if not independent:
@@ -232,11 +233,10 @@ def describe(scores: np.ndarray, seed: int = 0, independent: bool = True) -> dic
 def describe_difference(
     x: np.ndarray, reference: np.ndarray, paired: bool, seed: int = 0, independent: bool = True
 ) -> dict[str, float | None]:
-    """A row of a table for how far the mean of x [n] is above that of `reference` [m]: mean, standard error, 95%
-    bootstrap interval.
+    """Return a row of a table for mean(x [n]) - mean(reference [m]): mean, standard error, 95% bootstrap interval.
 
-    Scores that are `paired`, n = m, met the same circumstances one by one, and their differences are resampled. Others
-    are resampled each by themselves. What cannot be told is None, as by `describe`.
+    Scores that are `paired` (n = m) were measured under the same conditions one by one, so their differences are
+    resampled. Otherwise x and reference are resampled separately. Unknown values are None, as in `describe`.
     """
     if paired:
         row = describe(checked(x) - checked(reference), seed, independent)
@@ -254,7 +254,7 @@ def describe_difference(
 def _draws(
     sizes: Sequence[int], levels: Sequence[Levels], resamples: int, seed: int, chunk: int
 ) -> Iterator[np.ndarray]:
-    """Indices of the runs of each resample, [<= chunk, n_runs], `resamples` in all; each task's from its own runs."""
+    """Yield the indices of the runs of resamples, [<= chunk, n_runs], `resamples` in total, drawn within each task."""
     if resamples < 1:
         raise ValueError(f"resamples must be positive; got {resamples}")
     rng = np.random.default_rng(seed)
@@ -269,10 +269,10 @@ def _draws(
 
 
 def _drawn(size: int, clusters: Sequence[object] | None, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Indices of the runs of each resample of one task, [rows, size].
+    """Return the indices of the runs of each resample of one task, [rows, size].
 
-    Where runs share something, a cluster is drawn for each cluster there is, and as many runs of it as that one has:
-    so all resamples have as many runs as the data. A single cluster is the data, and its runs are drawn.
+    With clusters, a randomly drawn cluster replaces each one, and as many runs are drawn from it as the replaced one
+    has: all resamples have `size` runs. A single cluster is treated as no clusters.
     """
     members = [] if clusters is None else members_of(clusters)
     if len(members) in (0, 1, size):
@@ -284,11 +284,11 @@ def _drawn(size: int, clusters: Sequence[object] | None, rows: int, rng: np.rand
 
 
 def _pools(scores: np.ndarray, sizes: Sequence[int], levels: Sequence[Levels], seed: int) -> np.ndarray | None:
-    """Each run's score when its societies and episodes are resampled, [n_runs, `_POOL`]; None if no run tells more
-    than its score.
+    """Return resampled scores of each run, with its societies and episodes resampled, [n_runs, `_POOL`]; None if no run
+    has values of several episodes.
 
     Raises:
-        ValueError: the inside of a run does not have its score for a mean.
+        ValueError: the mean over a run's episodes is not its score.
     """
     inside = [part for each, size in zip(levels, sizes, strict=True) for part in each.within or [None] * size]
     if all(part is None or sum(map(len, part)) < 2 for part in inside):
@@ -313,9 +313,9 @@ def _pools(scores: np.ndarray, sizes: Sequence[int], levels: Sequence[Levels], s
 def _shares(
     sizes: Sequence[int], clusters: Sequence[Sequence[object] | None], resamples: int, seed: list[int]
 ) -> np.ndarray:
-    """The share of each run in the data and in each resample of a group, [n_groups, most runs, 1 + resamples].
+    """Return the share of each run in the data and in each resample of its group, [n_groups, most runs, 1 + resamples].
 
-    The data come first. Groups of fewer runs end in zeros.
+    Index 0 of the last axis is the data. Groups with fewer runs are padded with zeros.
     """
     shares = np.zeros((len(sizes), max(sizes, default=0), 1 + resamples))
     rng = np.random.default_rng(seed)
@@ -327,7 +327,7 @@ def _shares(
 
 
 def quantiles(samples: np.ndarray, at: Sequence[float]) -> list[np.ndarray]:
-    """Quantiles over the last axis, [...] each, interpolated linearly as by `np.quantile`, which is slower."""
+    """Return quantiles over the last axis, [...] each, interpolated linearly as by `np.quantile`, which is slower."""
     ordered, last = np.sort(samples, axis=-1), samples.shape[-1] - 1
     quantiles = []
     for q in at:
@@ -339,16 +339,16 @@ def quantiles(samples: np.ndarray, at: Sequence[float]) -> list[np.ndarray]:
 
 
 def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0: [n, m]."""
+    """Return an array [n, m]: 1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0."""
     x, y = checked(x)[:, None], checked(y)[None, :]
     return np.asarray((x > y) + 0.5 * (x == y))
 
 
 def tails(level: float) -> list[float]:
-    """The quantiles that bound an interval of a confidence level in (0, 1).
+    """Return the two quantile levels that bound an interval of the confidence level `level`.
 
     Raises:
-        ValueError: the level is outside.
+        ValueError: `level` is not in (0, 1).
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), not {level}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmrl.analysis.bootstrap import Band, bootstrap_bands
 from llmrl.analysis.groups import Group
-from llmrl.analysis.levels import clusters_of
+from llmrl.analysis.resampling_levels import clusters_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
 from llmrl.analysis.statistics import Levels, interquartile_mean
@@ -19,6 +19,8 @@ GRID = 101
 """Places at which curves are compared when the runs of a group logged at different ones."""
 
 MOST_PLACES = 200
+_WITH_SUCCESS = ("train/return", "train/success")
+"""Of agents that learn by playing both are drawn, the second where episodes can succeed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def curves_of(
         width: frames of a bin, of metrics of training episodes.
     """
     curves, notes = [], []
-    for metric in metrics or DEFAULT_CURVES:
+    for metric in metrics or (*DEFAULT_CURVES, *_WITH_SUCCESS[1:]):
         lines = []
         about = []
         for group, runs in groups:
@@ -83,7 +85,7 @@ def curves_of(
             curves.append(Curve(metric, tuple(lines), over))
         if lines or metrics:
             notes += about
-        if lines and not metrics:
+        if lines and not metrics and metric != _WITH_SUCCESS[0]:
             break
     return tuple(curves), tuple(notes)
 

@@ -1,10 +1,10 @@
-"""A report's numbers as figures, drawn without a display and the same for the same numbers."""
+"""Figures of a report, drawn without a display; equal numbers give equal files."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import numpy as np
 
 from llmrl.analysis.curves import Curve, Line
 from llmrl.analysis.groups import footnotes
-from llmrl.analysis.references import LINES, OBJECTIVE
+from llmrl.analysis.once import estimates_shown
+from llmrl.analysis.reference_lines import LINES, OBJECTIVE
 from llmrl.analysis.report import ESTIMATES, MOST_SHOWN, GroupNumbers, Report, Section
+from llmrl.analysis.report_tables import slug, slugs
 from llmrl.analysis.scores import AXES
-from llmrl.analysis.tables import slug, slugs
 from llmrl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Okabe and Ito's palette without its yellow: told apart by colour-blind readers, and on white."""
+"""Okabe and Ito's palette without yellow: distinguishable for colour-blind readers, and visible on white."""
 
 
 _BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
@@ -44,7 +45,7 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#dddddd",
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "text.parse_math": False,  # a dollar sign in a label is one
+    "text.parse_math": False,  # a dollar sign in a label is literal
     "svg.hashsalt": "llmrl",
     "savefig.dpi": 150,
 }
@@ -55,9 +56,9 @@ class Drawing:
     """A finished figure.
 
     Attributes:
-        name: of its files.
+        name: name of its files.
         caption: what it shows, and how to read it.
-        png, svg: the files' content.
+        png, svg: content of the files.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Drawing:
 
 
 def check_installed() -> None:
-    """Raises ConfigError if matplotlib is not installed."""
+    """Raise ConfigError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -76,8 +77,13 @@ def check_installed() -> None:
         ) from error
 
 
-def drawings_of(section: Section, report: Report) -> list[Drawing]:
-    """The figures of one section: none if no run of it has finished.
+def drawings_of(section: Section, report: Report, without: Collection[str] = ()) -> list[Drawing]:
+    """Return the figures of one section; none if no run of it has finished.
+
+    Args:
+        section: section of `report`.
+        report: report of the section.
+        without: kinds of figures to leave out, as named by `once.left_out`.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -88,11 +94,12 @@ def drawings_of(section: Section, report: Report) -> list[Drawing]:
     name = slugs(report)[report.sections.index(section)]
     unit = "normalised score" if section.over_tasks else report.settings.rule.metric or "result"
     with matplotlib.rc_context(_STYLE):
-        return [_saved(f"{name}_{what}", caption, figure) for what, caption, figure in _figures(section, unit)]
+        found = _figures(section, unit, report, without)
+        return [_saved(f"{name}_{slug(what)}", caption, figure) for what, caption, figure in found]
 
 
 def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
-    """A figure of another kind, drawn in the style of all.
+    """Draw the figure that `figure` makes, in the common style.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -104,22 +111,27 @@ def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
         return _saved(name, caption, figure())
 
 
-def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
+def _figures(
+    section: Section, unit: str, report: Report, without: Collection[str]
+) -> Iterator[tuple[str, str, Figure]]:
     drawn = section.shown
     if not drawn:
         return
-    # Of a single run there is nothing to compare, and the table has its number.
+    # A single run has nothing to be compared with, and the table has its number.
     several = sum(len(numbers.pooled) for numbers in section.compared) > 1
     dots = "" if section.over_tasks else " Dots are runs."
-    if several:
-        yield "scores", f"{_capital(unit)} of each group: estimates with 95% intervals.{dots}", _scores(section, unit)
-    if len(drawn) > 1:
+    if several and "scores" not in without:
+        caption = f"{_capital(unit)} of each group: estimates with 95% intervals.{dots}"
+        yield "scores", caption, _scores(section, unit, estimates_shown(section, report.settings))
+    if len(drawn) > 1 and "improvement" not in without:
         caption = "Probability that a run of the row's group beats one of the column's, with 95% interval."
         yield "improvement", caption, _improvement(section, drawn)
     caption = f"Performance profiles: share of runs whose {unit} is above each threshold, with pointwise 95% bands."
-    if several:
+    if several and "profile" not in without:
         yield "profile", caption, _profile(section, drawn, unit)
     for curve in section.curves:
+        if f"curve_{curve.metric}" in without:
+            continue
         caption = (
             f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only "
             "where all of its runs have values."
@@ -127,11 +139,11 @@ def _figures(section: Section, unit: str) -> Iterator[tuple[str, str, Figure]]:
         if section.references and curve.metric == OBJECTIVE:
             drawn_too = len(section.references) == len(LINES)
             caption += " Level lines were measured before the runs." if drawn_too else " Level lines are in the table."
-        yield f"curve_{slug(curve.metric)}", caption, _curve(curve, drawn, section)
+        yield f"curve_{curve.metric}", caption, _curve(curve, drawn, section)
 
 
 def _styles(section: Section) -> dict[str, dict[str, Any]]:
-    """A colour and a dash by label, the same in all figures of a section."""
+    """Return the line style of each group by label, the same in all figures of a section."""
     labels = [numbers.group.label for numbers in section.numbers]
     if len(labels) > len(COLOURS) * len(DASHES):
         labels = [section.compared[i].group.label for i in section.shown]
@@ -141,8 +153,8 @@ def _styles(section: Section) -> dict[str, dict[str, Any]]:
     }
 
 
-def _scores(section: Section, unit: str) -> Figure:
-    """Estimates side by side, one row a group; groups without a finished run are there, empty."""
+def _scores(section: Section, unit: str, shown: Sequence[str]) -> Figure:
+    """Draw estimates side by side, a row for each group; rows of groups without a finished run are empty."""
     kept, styles = {section.compared[i].group.label for i in section.shown}, _styles(section)
     empty = [n.group.label for n in section.numbers if not n.scores]
     kept.update(empty[:MOST_SHOWN])
@@ -150,13 +162,15 @@ def _scores(section: Section, unit: str) -> Figure:
     notes = [f"{len(empty) - MOST_SHOWN} more groups have no finished run."] if len(empty) > MOST_SHOWN else []
     labels = [_wrapped(n.group.shown, _BESIDE) for n in rows]
     height = max(0.5, *(0.2 + _LINE * (1 + label.count("\n")) for label in labels))
-    figure = new_figure(12, 1.6 + height * len(rows))
-    panels = figure.subplots(1, len(ESTIMATES), sharey=True)
-    for panel, (key, title) in zip(panels, ESTIMATES.items(), strict=True):
+    figure = new_figure(5 + 2 * len(shown), 1.6 + height * len(rows))
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for panel, key in zip(panels, shown, strict=True):
         for y, n in enumerate(rows):
             if n.scores:
-                _whisker(panel, n, key, y, styles[n.group.label]["color"], dots=key == "iqm" and not section.over_tasks)
-        panel.set_title(title)
+                _whisker(
+                    panel, n, key, y, styles[n.group.label]["color"], dots=key == shown[0] and not section.over_tasks
+                )
+        panel.set_title(ESTIMATES[key])
         panel.set_xlabel(f"mean shortfall below {section.target:.4g}" if key == "gap" else unit)
         panel.grid(axis="y", visible=False)
         panel.tick_params(axis="y", length=0)
@@ -243,7 +257,7 @@ def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
             handles.append(_draw_line(panel, lines[group.label], group.shown, styles[group.label]))
             groups.append(group)
     lines_of = section.references if curve.metric == OBJECTIVE else ()
-    if len(lines_of) == len(LINES):  # else there are several sets, and the table has them
+    if len(lines_of) == len(LINES):  # several sets are only in the table
         for line in lines_of:
             handles.append(panel.axhline(line.value, label=line.label, **REFERENCES[line.line]))
     panel.set_xlabel(AXES[curve.over][1])
@@ -263,14 +277,14 @@ def _draw_line(panel: Axes, line: Line, label: str, style: dict[str, Any]) -> An
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, inches wide and high."""
+    """Return an empty figure; `width` and `height` are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _foot(figure: Figure, handles: list[Any], notes: Sequence[str]) -> None:
-    """Legend and notes below the axes, where they cover nothing."""
+    """Draw the legend and notes below the axes, where they cover nothing."""
     from matplotlib.lines import Line2D
 
     empty = [Line2D([], [], alpha=0) for _ in notes]
@@ -286,7 +300,7 @@ def _lines(labels: Iterable[str], width: int) -> int:
 
 
 def _wrapped(label: str, width: int) -> str:
-    """A long label on several lines, broken between overrides where that is enough."""
+    """Return a long label on several lines, broken between overrides where possible."""
     lines: list[str] = []
     for part in label.split(", "):
         if lines and len(lines[-1]) + len(part) + 2 <= width:
@@ -305,7 +319,7 @@ def _saved(name: str, caption: str, figure: Figure) -> Drawing:
     for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         stream = io.BytesIO()
         figure.savefig(stream, format=form, metadata=metadata)
-        # What the first form was laid out like holds for the other: it is a third of the work.
+        # The layout of the first format is kept for the second: it is a third of the work.
         figure.set_layout_engine("none")
         files[form] = stream.getvalue()
     return Drawing(name, caption, files["png"], files["svg"])

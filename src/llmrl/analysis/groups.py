@@ -1,4 +1,4 @@
-"""What a sweep varied: runs that differ in seeds alone are a group, groups of one environment are a task."""
+"""Groups and tasks: runs that differ in their seeds alone are a group; groups of one environment are a task."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from llmrl.analysis.runs import RunRecord
 from llmrl.run.folder import TREATMENT
-from llmrl.run.names import title as title_of
-from llmrl.run.shared import PRETRAINING
+from llmrl.run.folder_names import title as title_of
+from llmrl.run.shared_factors import PRETRAINING
 
 SCRIPTED = "scripted"
-"""Word in the label of a stand-in for a language model."""
+"""Word in the label of a scripted stand-in for a language model."""
 
 DAGGER = "†"
 
@@ -25,14 +25,14 @@ ALONE = "all runs"
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one experiment: its seeds.
+    """The runs of one experiment, one for each seed.
 
     Attributes:
-        label: what was typed for it and not for all groups of its task, `principal=ucb`; `default` if nothing was,
-            `all runs` for an only group.
-        runs: every run that has a folder, whatever its state, by seed.
-        llm: labels of the language models behind the results; empty without one.
-        missing: seeds that another group of the task has and this one has no folder for.
+        label: the overrides that not all groups of its task share, such as `principal=ucb`; `default` if there are
+            none, `all runs` for the only group of a task.
+        runs: all runs that have a folder, in any state, sorted by seed.
+        llm: labels of the language models behind the results, separated by commas; empty without one.
+        missing: seeds that another group of the task has, and for which this one has no run folder.
     """
 
     label: str
@@ -42,23 +42,23 @@ class Group:
 
     @property
     def shown(self) -> str:
-        """The label, with a dagger if a stand-in took the place of a language model; see `footnotes`."""
+        """The label, with a dagger if a scripted stand-in replaced a language model; see `footnotes`."""
         return f"{self.label} {DAGGER}" if SCRIPTED in self.llm else self.label
 
     @property
     def expected(self) -> int:
-        """Runs there should be: one for every seed that any group of the task has."""
+        """Number of runs there should be: one for every seed that any group of the task has."""
         return len(self.runs) + len(self.missing)
 
 
 @dataclass(frozen=True)
-class Task:
-    """Groups whose scores can be compared: one environment, one `name`.
+class ReportTask:
+    """Groups whose scores can be compared: runs of one environment and one `name`.
 
     Attributes:
-        title: the `name` of its runs, with what tells it from other tasks of that name.
+        title: `name` of the runs, with the path or the environment if other tasks have the same name.
         common: overrides that all groups share.
-        groups: in order of their labels.
+        groups: the groups, sorted by label.
     """
 
     title: str
@@ -66,17 +66,16 @@ class Task:
     groups: tuple[Group, ...]
 
 
-def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
-    """Sort runs into tasks and groups.
+def tasks_of(records: Iterable[RunRecord], root: Path) -> list[ReportTask]:
+    """Sort runs into groups, and groups into tasks; return the tasks sorted by title.
 
-    Runs in one folder of seeds are a group, and so are those that differ beside their seed only in which seed of one
-    pre-training experiment they begin with (`agent.init_from=.../s<n>`, `agent.init_from_seed=<n>`). Groups of one
-    `name` are a task; where a name holds several environments, each is a task of its own, because scores of different
-    games cannot be compared.
+    Runs in one folder of seeds are a group. Folders that differ only in the seed of the pre-training run they start
+    from (`agent.init_from=.../s<n>`, `agent.init_from_seed=<n>`) are one group, too. Groups of one `name` are a task. A
+    name with several environments has one task for each, because scores of different games cannot be compared.
 
     Args:
-        records: of runs in and under `root`.
-        root: names of the same spelling in different folders are told apart by their path from here.
+        records: records of runs in and under `root`.
+        root: folder; equal names in different folders are distinguished by their path relative to it.
     """
     seeds: dict[Path, list[RunRecord]] = {}
     for record in records:
@@ -88,7 +87,7 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
         environments.setdefault(folder.parent, set()).add(env)
     for folder, env in played.items():
         known = environments[folder.parent] - {""}
-        if not env and len(known) == 1:  # it never got as far as its environment, which must be the others'
+        if not env and len(known) == 1:  # its environment was never built; it must be that of the others
             (env,) = known
         environments[folder.parent] -= {""} if known else set()
         named.setdefault((folder.parent, env), []).append(folder)
@@ -103,12 +102,12 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[Task]:
 
 
 def _environment(runs: Sequence[RunRecord]) -> str:
-    """The environment of a group: as its runs found it, else as it was typed; empty if neither is known."""
+    """Return the environment of a group, from its runs, or else from its overrides; empty if neither tells."""
     return next((run.env for run in runs if run.env), "") or _overrides(runs).get("env", "")
 
 
 def footnotes(groups: Iterable[Group]) -> list[str]:
-    """What the dagger of `Group.shown` means, where one of the groups has it."""
+    """Return the meanings of the dagger in `Group.shown`, for the groups that have one."""
     return list(dict.fromkeys(f"{DAGGER} {group.llm}" for group in groups if group.shown != group.label))
 
 
@@ -116,31 +115,32 @@ _SEED_FOLDER = re.compile(r"/s[0-9]+/?$")
 
 
 def _over_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
-    """Groups that begin with different seeds of one pre-training experiment, and differ in nothing else, as one."""
+    """Merge groups that start from different seeds of one pre-training experiment and differ in nothing else."""
     alike: dict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = {}
     for runs in groups:
         alike.setdefault(tuple(_overrides(runs).items()), []).append(runs)
     made = []
     for same in alike.values():
         begun = [frozenset(name for run in runs for name in run.shared.get(PRETRAINING, ())) for runs in same]
-        # Two groups with the same weights to begin with differ in something that was not typed.
+        # Two groups with the same initial weights must differ in something that was not typed.
         apart = all(begun) and sum(map(len, begun)) == len(frozenset().union(*begun))
         made += [[run for runs in same for run in runs]] if apart else same
     return made
 
 
-def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
+def _task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
     overrides = [_overrides(runs) for runs in groups]
-    keys = list(dict.fromkeys(key for each in overrides for key in each))
+    # The language model comes last: it often follows from what is compared.
+    keys = sorted(dict.fromkeys(key for each in overrides for key in each), key=lambda key: key == "llm")
     differing = [key for key in keys if len({each.get(key) for each in overrides}) > 1]
     alone = ALONE if len(groups) == 1 else _DEFAULT
     told = _told(differing, overrides)
     own = [{key: each[key] for key in told if key in each} for each in overrides]
     labels = [title_of(each, told) or alone for each in own]
-    # Equal overrides in different folders: something else, such as a default, changed between them.
+    # Equal overrides in different folders: something else, such as a default value, has changed.
     repeated = Counter(labels)
     labels = [
-        f"{label} ({runs[0].group.rpartition('-')[2]})" if repeated[label] > 1 else label
+        f"{label} ({runs[0].digest})" if repeated[label] > 1 else label
         for label, runs in zip(labels, groups, strict=True)
     ]
     seeds = {run.seed for runs in groups for run in runs}
@@ -154,11 +154,11 @@ def _task(title: str, groups: Sequence[list[RunRecord]]) -> Task:
         for label, runs in zip(labels, groups, strict=True)
     ]
     common = {key: value for key, value in overrides[0].items() if key not in differing}
-    return Task(title, common, tuple(sorted(made, key=lambda group: group.label)))
+    return ReportTask(title, common, tuple(sorted(made, key=lambda group: group.label)))
 
 
 def _told(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys that labels tell, of those that differ: no model that a treatment has chosen.
+    """Return the differing keys that labels show: all but a language model that follows from the treatment.
 
     >>> _told(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
     ['treatment']
@@ -173,9 +173,9 @@ def _told(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> l
 
 
 def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """What was typed for a group; the same experiment may be spelt in several ways, the commonest is taken.
+    """Return the overrides of a group; if one experiment was typed in several ways, the most common one.
 
-    Which seed of a pre-training experiment it begins with is left out, as the run's own seed is.
+    The seed of the pre-training run is left out, as the run's own seed is.
     """
     spellings = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
     typed = dict(spellings.most_common(1)[0][0]) if spellings else {}

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.bootstrap import Band
-from llmrl.analysis.levels import pretrainings_of
-from llmrl.analysis.paired import Factors, mean_band
+from llmrl.analysis.crossed_bootstrap import Factors, mean_band
+from llmrl.analysis.resampling_levels import pretrainings_of
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.study import StudyResult, StudySettings
-from llmrl.analysis.table import NumberFormat, Table, with_interval
+from llmrl.analysis.study_settings import StudyResult, StudySettings
+from llmrl.analysis.table_format import NumberFormat, ReportTable, with_interval
 from llmrl.core.errors import RunFolderError
 
 _BEST, _WORST = 10, 5
@@ -133,7 +133,7 @@ def _shown(names: Sequence[str], vector: np.ndarray) -> str:
     return ", ".join(f"{name} {x:g}" for name, x in kept) or "nothing"
 
 
-def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, basis: str) -> Table:
+def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, basis: str) -> ReportTable:
     """The best and the worst settings, and none; the CSV has all."""
     order = [int(i) for i in np.argsort(-band.estimate, kind="stable")]
     nothing = [int(i) for i in np.flatnonzero((vectors == 0).all(axis=1))]
@@ -146,7 +146,7 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
     ]
     data: list[list[object]] = [[*names, "mean", "low", "high"]]
     data += [[*vectors[i], band.estimate[i], band.low[i], band.high[i]] for i in range(len(vectors))]
-    return Table(
+    return ReportTable(
         "study_landscape",
         f"{unit} under {len(vectors)} settings, mean over {basis} with 95% bootstrap intervals",
         data,

@@ -1,27 +1,29 @@
-"""What the language models of a folder of runs were asked, and what it took: totals of the call logs."""
+"""Totals of the call logs of a folder of runs: calls to language models, tokens and costs."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from llmrl.llms.ledger import FILE_NAME, read_calls
+from llmrl.llms.call_log import FILE_NAME, read_calls
 
 
 @dataclass
 class CallTotals:
-    """Sums over call logs.
+    """Totals of call logs.
 
     Attributes:
-        models: labels of the models that were asked.
-        calls: replies, from a provider or from the cache; `cached` of them from the cache.
-        failed: calls that ended without a reply.
-        judged: replies that had to have a form; `invalid` of them had not.
-        prompt_tokens, completion_tokens: of all replies; None as soon as one is not known.
-        cost: US dollars of the replies that were paid for; None as soon as one is not known.
-        lost: attempts whose reply was lost: it may have been charged all the same, at most with `lost_cost` US dollars
-            (None as soon as that is not known). What a provider did not tell is not among these.
+        models: labels of the models.
+        calls, cached: number of replies, from a provider or the cache, and of those from the cache.
+        failed: number of calls that ended without a reply.
+        judged, invalid: number of replies that needed a certain form, and of those without it.
+        prompt_tokens, completion_tokens: number of tokens in all replies; None if one is unknown.
+        cost: price of all replies except cached ones, US dollars; None if one is unknown.
+        lost, lost_cost: number of attempts whose reply was lost but may have been charged, and the most that they cost,
+            US dollars (None if one is unknown). Token counts and `cost` do not include them.
     """
 
     models: tuple[str, ...] = ()
@@ -38,13 +40,13 @@ class CallTotals:
 
     @property
     def paid(self) -> str:
-        """US dollars in words, with what the lost replies may have cost besides."""
+        """Cost in US dollars as text, with the most that lost replies may have cost in addition."""
         known = "unknown" if self.cost is None else f"{self.cost:.4f}"
         maybe = "?" if self.lost_cost is None else f"{self.lost_cost:.4f}"
         return f"{known} (+ at most {maybe})" if self.lost and self.lost_cost != 0.0 else known
 
     def add(self, call: dict[str, Any]) -> None:
-        """Count one record of a log."""
+        """Add one record of a call log to the totals."""
         if call.get("model") not in self.models:
             self.models = (*self.models, str(call.get("model")))
         if call.get("unsettled"):
@@ -63,35 +65,46 @@ class CallTotals:
         self.cost = _plus(self.cost, 0.0 if call.get("cached") else call.get("cost"))
 
     def plus(self, other: CallTotals) -> CallTotals:
-        """The sum of two totals."""
+        """Return the sum of two totals."""
         total = CallTotals(tuple(dict.fromkeys((*self.models, *other.models))))
         for field in fields(CallTotals)[1:]:
             setattr(total, field.name, _plus(getattr(self, field.name), getattr(other, field.name)))
         return total
 
 
-def call_totals(folder: Path) -> dict[Path, CallTotals]:
-    """Totals of every run in and under `folder`, by run folder; runs that asked nothing are left out."""
+def summed(totals: Iterable[CallTotals]) -> CallTotals:
+    """Return the sum of any number of totals."""
+    return functools.reduce(CallTotals.plus, totals, CallTotals())
+
+
+def call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
+    """Return the totals of every run in and under `folder`, by run folder and model label; runs without calls are left
+    out."""
     logs = [
         log
         for log in sorted(folder.rglob(FILE_NAME))
-        # What a rerun has moved aside is an earlier run's.
+        # Content that a rerun has moved aside belongs to an earlier run.
         if not any(part.startswith("backup_") for part in log.relative_to(folder).parts)
     ]
-    totals = {log.parent: run_totals(log.parent) for log in logs}
-    return {run: total for run, total in totals.items() if total.calls or total.failed or total.lost}
+    totals = {log.parent: model_totals(log.parent) for log in logs}
+    return {run: total for run, total in totals.items() if total}
 
 
 def run_totals(run: Path) -> CallTotals:
-    """Totals of the run in the folder `run`; zeros if it asked nothing."""
-    total = CallTotals()
+    """Return the totals of the run in the folder `run`; zeros without calls."""
+    return summed(model_totals(run).values())
+
+
+def model_totals(run: Path) -> dict[str, CallTotals]:
+    """Return the totals of the run in the folder `run`, by model label."""
+    totals: dict[str, CallTotals] = {}
     if (run / FILE_NAME).is_file():
         for call in read_calls(run / FILE_NAME):
-            total.add(call)
-    return total
+            totals.setdefault(str(call.get("model")), CallTotals()).add(call)
+    return totals
 
 
 def _plus(a: Any, b: Any) -> Any:
-    """The sum of two amounts, unknown if one of them is; none is negative."""
+    """Return the sum of two amounts; None if one of them is not a number >= 0."""
     known = all(isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in (a, b))
     return a + b if known else None

@@ -9,8 +9,8 @@ from typing import Any
 
 from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.core.fields import read_object
-from llmrl.run.content import PROBES_NAME
+from llmrl.core.plain_data import read_object
+from llmrl.run.artifacts import PROBES_NAME
 from llmrl.run.files import write_bytes
 from llmrl.run.metrics import FILE_NAME, read_metrics
 

@@ -1,4 +1,4 @@
-"""What a report holds: the numbers of each group of runs, groups against each other, and what is not counted."""
+"""The content of a report: the numbers of each group of runs, comparisons of groups, and the runs that are left out."""
 
 from __future__ import annotations
 
@@ -11,59 +11,34 @@ import numpy as np
 
 from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.curves import Curve
+from llmrl.analysis.final_episodes import FinalEpisodes
 from llmrl.analysis.groups import Group
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.analysis.played import Played
-from llmrl.analysis.references import ReferenceLine
+from llmrl.analysis.reference_lines import ReferenceLine
+from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.scores import ScoreRule
-from llmrl.analysis.study import StudyResult, StudySettings
+from llmrl.analysis.story.story import Story
+from llmrl.analysis.study_settings import StudyResult
 
 ESTIMATES = {"iqm": "IQM", "mean": "mean", "median": "median", "gap": "optimality gap"}
-"""Point estimates with an interval, and what they are called."""
+"""Point estimates that have an interval, and their display names."""
 
 MOST_SHOWN = 12
-"""Groups in one figure or one matrix."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What was asked of a report.
-
-    Args:
-        rule: the score of a run.
-        target: what the optimality gap falls short of; None: the best group's mean.
-        curves: metrics to draw; empty: the main objective of each task.
-        over: what they are drawn over, one of `scores.AXES`.
-        resamples, seed: of the bootstrap.
-        width: frames of a bin of a curve of training episodes; None: see `training.common_frames`.
-        budget: frames from the beginning of training that sample efficiency is the mean over; None: the same.
-        study: how a study is shown; None: as its newest run says.
-    """
-
-    rule: ScoreRule = field(default_factory=ScoreRule)
-    target: float | None = None
-    curves: tuple[str, ...] = ()
-    over: str = "env_steps"
-    resamples: int = 10_000
-    seed: int = 0
-    width: int | None = None
-    budget: int | None = None
-    study: StudySettings | None = None
+"""Most groups in one figure or matrix."""
 
 
 @dataclass(frozen=True)
 class GroupNumbers:
-    """One group in one section.
+    """The numbers of one group in one section.
 
     Attributes:
-        group: the group; over several tasks, that of the first.
-        expected: runs there should be.
-        scores: of the finished runs, [n_runs] for each task of the section; empty if the section cannot use the group.
-        estimates: of `ESTIMATES` with 95% intervals; empty without scores.
-        standard_error: of the mean; NaN where it cannot be told.
-        remark: why there are no numbers, or no interval, and which level has too few units; empty if nothing is wrong.
-        units: how many units each level has, from the top; empty over several tasks.
+        group: the group; over several tasks, the group of the first task.
+        expected: number of runs there should be.
+        scores: scores of the finished runs, [n_runs] for each task; empty if the section cannot use the group.
+        estimates: the estimates of `ESTIMATES` with 95% intervals; empty without scores.
+        standard_error: standard error of the mean; NaN if unknown.
+        remark: why there are no numbers or no interval, and which level has too few units; empty if nothing is wrong.
+        units: number of units at each level of the bootstrap, from the top, in words; empty over several tasks.
     """
 
     group: Group
@@ -76,28 +51,29 @@ class GroupNumbers:
 
     @property
     def pooled(self) -> np.ndarray:
-        """All scores, [n_runs of all tasks]."""
+        """Scores of all tasks, [total n_runs]."""
         return np.concatenate(self.scores) if self.scores else np.array([])
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one task, or all tasks together, say.
+    """The results of one task, or of several tasks together.
 
     Attributes:
-        title: the task's.
+        title: title of the section.
         common: overrides that all its groups share.
         tasks: titles of the tasks in it.
-        numbers: one for each group, in order of their labels.
-        target: of the optimality gap, and in words where it comes from; None without scores.
-        improvement: probability that the row's group beats the column's, over `compared`.
-        thresholds, profiles: share of runs above each threshold, a band for each of `compared`.
-        curves: metrics over environment steps.
-        notes: what a reader must know.
-        efficiency: sample efficiency of each group that trained, where episodes can succeed.
+        numbers: one entry for each group, in the order of their labels.
+        target, target_source: target of the optimality gap (None without scores), and its origin in words.
+        improvement: probability that the row's group beats the column's group, [n_compared, n_compared].
+        thresholds, profiles: share of runs above each threshold, one band for each group in `compared`.
+        curves: curves of metrics over `ReportSettings.over`.
+        notes: explanations for the reader.
+        efficiency: sample efficiency of each group that trained, if episodes can succeed.
         references: levels of the objective that a principal has to beat.
-        warnings: what makes the scores worth little.
-        study: what the runs show where they are a study, which stands first.
+        warnings: reasons why the scores mean little.
+        study: result of the study, if the runs are one; shown first.
+        story: further findings beside the scores.
     """
 
     title: str
@@ -115,6 +91,7 @@ class Section:
     references: tuple[ReferenceLine, ...] = ()
     warnings: tuple[str, ...] = ()
     study: StudyResult | None = None
+    story: Story = field(default_factory=Story)
 
     @property
     def compared(self) -> list[GroupNumbers]:
@@ -123,25 +100,25 @@ class Section:
 
     @property
     def shown(self) -> list[int]:
-        """Places in `compared` of the groups in figures and matrices: the `MOST_SHOWN` of the highest IQM."""
+        """Indices in `compared` of the groups in figures and matrices: the `MOST_SHOWN` with the highest IQM."""
         iqm = [float(numbers.estimates["iqm"].estimate) for numbers in self.compared]
         return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:MOST_SHOWN])
 
     @property
     def not_shown(self) -> list[str]:
-        """What to say below a figure or a matrix that leaves groups out."""
+        """Note below a figure or matrix that leaves groups out; empty if it shows all."""
         total = len(self.compared)
         return [f"The {MOST_SHOWN} groups of the highest IQM, of {total}."] if total > MOST_SHOWN else []
 
     @property
     def over_tasks(self) -> bool:
-        """Whether it is about several tasks."""
+        """Whether the section is about several tasks."""
         return len(self.tasks) > 1
 
 
 @dataclass(frozen=True)
-class Left:
-    """Runs that are not in the numbers, for one reason."""
+class ExcludedRuns:
+    """Runs of one group that are left out of the numbers for one reason."""
 
     task: str
     group: Group
@@ -152,36 +129,36 @@ class Left:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a folder of runs says.
+    """The report of a folder of runs.
 
     Attributes:
-        folder: what was read.
-        settings: what was asked.
-        states: how many runs there are of each state.
-        runs: `(task, group, run, score)` of every run; no score: it is in `left`.
-        sections: one a task, then those over several tasks.
-        left: runs that are not in the numbers.
-        calls: `(task, group, totals)` of what language models were asked, unfinished runs included.
-        players: the final episodes of each group that has any.
-        notes: what a reader must know about the whole.
+        folder: folder that was read.
+        settings: settings of the report.
+        states: number of runs in each state.
+        runs: `(task, group, run, score)` of every run; a run without a score is in `excluded`.
+        sections: one section for each task, then those over several tasks.
+        excluded: runs that are left out of the numbers.
+        calls: `(task, group, totals)` of the calls to language models, including those of unfinished runs.
+        players: final episodes of each group that has any.
+        notes: explanations about the whole report.
     """
 
     folder: Path
-    settings: Settings
+    settings: ReportSettings
     states: Mapping[str, int]
     runs: tuple[tuple[str, Group, RunRecord, float | None], ...]
     sections: tuple[Section, ...]
-    left: tuple[Left, ...]
+    excluded: tuple[ExcludedRuns, ...]
     calls: tuple[tuple[str, Group, CallTotals], ...]
     notes: tuple[str, ...] = ()
-    players: tuple[Played, ...] = ()
+    players: tuple[FinalEpisodes, ...] = ()
 
     @property
     def title(self) -> str:
-        """The folder, as it was named if that says anything."""
+        """The folder as it was given, or its absolute path if that has no name (`.`)."""
         return str(self.folder if self.folder.name else self.folder.absolute())
 
     @property
     def counted(self) -> int:
-        """Runs in the numbers."""
+        """Number of runs with a score."""
         return sum(score is not None for *_, score in self.runs)

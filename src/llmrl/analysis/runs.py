@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.fields import read_object
-from llmrl.run import owner
-from llmrl.run.content import CONFIG_NAME, SUMMARY_NAME
+from llmrl.core.plain_data import read_object
+from llmrl.run import ownership
+from llmrl.run.artifacts import CONFIG_NAME, SUMMARY_NAME
 from llmrl.run.folder import split_overrides
+from llmrl.run.folder_names import is_run_folder, old_layout, seed_of
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
-from llmrl.run.names import is_run_folder, old_layout, seed_of
 from llmrl.run.queued import Queued, read_queued
-from llmrl.run.status import Progress, RunState, Status, read_status
+from llmrl.run.status import RunProgress, RunState, Status, read_status
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,9 @@ class RunRecord:
         env: name of the environment; empty if the run never got as far as that.
         progress: how far it is.
         result: the scalar of a finished run.
-        shared: what it has in common with other runs, see `llmrl.run.shared`.
+        shared: what it has in common with other runs, see `llmrl.run.shared_factors`.
         error: last line of what went wrong.
+        waits: why its job waits, as far as a scheduler says; empty for others.
         host, job_id: where it runs, ran, or waits; `job_id` is the scheduler's, or empty.
         backend: dotted name of the class that computes it; empty for a run that was started by itself.
         pid: of the latest attempt; 0 if none has started.
@@ -77,10 +78,11 @@ class RunRecord:
     overrides: dict[str, str] = field(default_factory=dict)
     llm: str = ""
     env: str = ""
-    progress: Progress = field(default_factory=Progress)
+    progress: RunProgress = field(default_factory=RunProgress)
     result: float | None = None
     shared: dict[str, list[str]] = field(default_factory=dict)
     error: str = ""
+    waits: str = ""
     host: str = ""
     job_id: str = ""
     backend: str = ""
@@ -88,6 +90,16 @@ class RunRecord:
     log: str = ""
     started: float = 0.0
     updated: float = 0.0
+
+    @property
+    def digest(self) -> str:
+        """Hash of the config, as the folder's name ends."""
+        return self.group.rpartition("-")[2]
+
+    @property
+    def reference(self) -> str:
+        """What commands take to find the run, `run:<hash>/s<seed>`."""
+        return f"run:{self.digest}/s{self.seed}"
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`; empty where there is none that can be read."""
@@ -200,6 +212,7 @@ class Queue:
         users: whose jobs were asked for.
         states: state by job id, in the scheduler's words (`PENDING`, `RUNNING`, ...).
         ended: the same of jobs that ended lately.
+        reasons: why jobs wait, in words, of those that do and whose reason is known.
     """
 
     backend: str
@@ -207,6 +220,7 @@ class Queue:
     users: frozenset[str]
     states: Mapping[str, str]
     ended: Mapping[str, JobEnd] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def knows(self, queued: Queued) -> bool:
         """Return whether a run's job would be in this queue, and is not another cluster's or somebody else's."""
@@ -219,6 +233,13 @@ def _job_state(queues: Sequence[Queue], queued: Queued | None, job_id: str) -> s
     if queued is None or not job_id:
         return None
     return next((queue.states.get(job_id, "") for queue in queues if queue.knows(queued)), None)
+
+
+def _reason(queues: Sequence[Queue], queued: Queued | None, job_id: str) -> str:
+    """Why a run's job waits; empty if none of these queues knows."""
+    if queued is None:
+        return ""
+    return next((queue.reasons.get(job_id, "") for queue in queues if queue.knows(queued)), "")
 
 
 def read_runs(folder: Path, queues: Sequence[Queue] = ()) -> list[RunRecord]:
@@ -254,6 +275,7 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
             **launched,
             state=state,
             error=error_text,
+            waits=_reason(queues, queued, queued.job_id) if state == "queued" else "",
             overrides=split_overrides(queued.overrides),
             host=queued.host,
             job_id=queued.job_id,
@@ -279,6 +301,7 @@ def read_run(folder: Path, queues: Sequence[Queue] = ()) -> RunRecord:
         result=status.result,
         shared=status.shared,
         error=error_text,
+        waits=_reason(queues, queued, job) if state == "queued" else "",
         host=status.host,
         job_id=job,
         pid=status.pid,
@@ -313,8 +336,8 @@ def _started_state(folder: Path, status: Status, queued: Queued | None, queues: 
         return "queued", ""  # put back into the queue, or about to start again
     if status.state != "running":
         return status.state, status.error
-    holder = owner.read_owner(folder)
-    if in_queue != "" and holder is not None and _alive(holder, folder / owner.FILE_NAME):
+    holder = ownership.read_owner(folder)
+    if in_queue != "" and holder is not None and _alive(holder, folder / ownership.FILE_NAME):
         return "running", status.error
     if in_queue:
         return "queued", ""  # between two attempts
@@ -322,10 +345,10 @@ def _started_state(folder: Path, status: Status, queued: Queued | None, queues: 
     return "lost", gone
 
 
-def _alive(holder: owner.Owner, path: Path) -> bool:
-    """As `owner.is_alive`, but by this machine's clock: a reader writes nothing into the folder."""
-    if holder.machine == owner.this_machine():
-        return owner.process_exists(holder.machine, holder.pid, holder.process_start)
+def _alive(holder: ownership.Owner, path: Path) -> bool:
+    """As `ownership.is_alive`, but by this machine's clock: a reader writes nothing into the folder."""
+    if holder.machine == ownership.this_machine():
+        return ownership.process_exists(holder.machine, holder.pid, holder.process_start)
     return is_fresh(path)
 
 

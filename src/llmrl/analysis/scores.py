@@ -1,4 +1,4 @@
-"""The one number a run is judged by, and the curve of a metric, both from the run's folder."""
+"""The score of a run, and the curve of a metric, both from the run folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis import training
+from llmrl.analysis import training_curves
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND, TIME, metrics_of
@@ -24,28 +24,27 @@ AXES = {
     "samples": ("samples", "samples shown"),
     "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
 }
-"""What a curve can be drawn over: the entry of `metrics.jsonl`, and what it is called."""
+"""x axes of curves: the entry of `metrics.jsonl`, and its display name."""
 DEFAULT_CURVES = ("principal/objective", "search/return", "train/return")
-"""Main logged objective of the loops, the first that a task has."""
+"""Main objectives of the loops; the first one that a task has logged is drawn."""
 
 Series = tuple[np.ndarray, np.ndarray]
-"""Axis [n_points], increasing, and a metric's finite values [n_points] there."""
+"""x coordinates [n_points], increasing, and the finite values [n_points] of a metric at these."""
 
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How a finished run is scored.
+    """The definition of the score of a finished run.
 
     Args:
-        metric: a name in `metrics.jsonl`, or `train/<name>` of training episodes; empty: the run's own result, as
-            `status.json` has it.
-        last_fraction: share in (0, 1] of the metric's logged values, from the end, that are averaged; 0: the last one.
-            Of training episodes: of the frames of the budget, from the end; 0: all of them, sample efficiency.
-        budget: frames from the beginning of training that training episodes are looked at in, > 0; None: all that are
-            told.
+        metric: a name in `metrics.jsonl`, or `train/<name>` of training episodes; empty: the run's result in
+            `status.json`.
+        last_fraction: share of the metric's logged values, from the end, that are averaged, in (0, 1]; 0: the last
+            value. For training episodes: share of the frames of the budget; 0: all frames, i.e. sample efficiency.
+        budget: number of first training frames whose episodes count, > 0; None: all recorded frames.
 
     Raises:
-        ConfigError: a share without a metric, or outside its range.
+        ConfigError: `last_fraction` is set without a metric, or is outside [0, 1].
     """
 
     metric: str = ""
@@ -64,8 +63,8 @@ class ScoreRule:
         of_training = f", of training episodes over the {self._frames}"
         if self.last_fraction:
             logged = f"mean of the last {self.last_fraction:.0%} of the logged values of {self.metric}"
-            return logged + of_training * self.metric.startswith(training.PREFIX)
-        if self.metric.startswith(training.PREFIX):
+            return logged + of_training * self.metric.startswith(training_curves.PREFIX)
+        if self.metric.startswith(training_curves.PREFIX):
             return f"mean of {self.metric} over the {self._frames} (sample efficiency)"
         return f"last logged value of {self.metric}"
 
@@ -77,17 +76,17 @@ class ScoreRule:
             else (f"first {self.budget:,} frames of training")
         )
 
-    def within(self, frames: training.Frames | None) -> ScoreRule:
-        """The same for the runs of one task, which are compared over equally many frames."""
+    def within(self, frames: training_curves.FrameBudget | None) -> ScoreRule:
+        """Return the rule with the frame budget of one task, whose runs are compared over the same number of frames."""
         return self if frames is None or self.budget is not None else replace(self, budget=frames.budget)
 
     def score(self, run: RunRecord) -> float | str:
-        """The score of a finished run, or why there is none."""
+        """Return the score of a finished run, or a text on why it has none."""
         if not self.metric:
             known = run.result is not None and math.isfinite(run.result)
             return float(run.result) if run.result is not None and known else "finished without a result"
         try:
-            if training.is_told(run.folder, self.metric):
+            if training_curves.is_told(run.folder, self.metric):
                 return self._of_training(run.folder)
             rows = _rows(run.folder, self.metric)
         except RunFolderError as error:
@@ -98,32 +97,31 @@ class ScoreRule:
         return f"{self.metric} ends in NaN or infinity" if None in last else float(np.mean(last))
 
     def _of_training(self, folder: Path) -> float | str:
-        found = training.read_training(folder)
+        found = training_curves.read_training(folder)
         if found is None or not found.told:
             return f"its training is too short, or interrupted too often, to tell {self.metric}"
         last = found.told if self.budget is None else self.budget
         first = round(last * (1 - self.last_fraction)) if self.last_fraction else 0
-        return training.mean_over(found, self.metric.removeprefix(training.PREFIX), first, last)
+        return training_curves.mean_over(found, self.metric.removeprefix(training_curves.PREFIX), first, last)
 
 
 def series(folder: Path, metric: str, over: str = "env_steps", width: int | None = None) -> Series:
-    """A metric over one of `AXES`; one of training episodes over bins of `width` frames (None: a fiftieth of them).
+    """Return a metric of a run over one of `AXES`; of training episodes, in bins of `width` frames (None: 1/50 of all).
 
-    Rows without an entry of that axis and values that were not finite are left out; of several at one place the last
-    is kept.
+    Rows without that axis and values that are not finite are left out; of several at one x the last counts.
 
     Raises:
-        RunFolderError: a line of the file is damaged, or rows of several kinds have the metric; a metric of training
-            episodes over something else than environment steps.
+        RunFolderError: a line is damaged, rows of several kinds have the metric, or `over` is not `env_steps` for a
+            metric of training episodes.
     """
-    if training.is_told(folder, metric):
+    if training_curves.is_told(folder, metric):
         if over != "env_steps":
             raise RunFolderError(f"{metric} is known over environment steps alone, not over {AXES[over][1]}")
-        found = training.read_training(folder)
+        found = training_curves.read_training(folder)
         if found is None:
             return np.array([]), np.array([])
-        name = metric.removeprefix(training.PREFIX)
-        return training.curve(found, name, width or max(1, found.frames // training.BINS))
+        name = metric.removeprefix(training_curves.PREFIX)
+        return training_curves.curve(found, name, width or max(1, found.frames // training_curves.BINS))
     axis = AXES[over][0]
     rows = _rows(folder, metric)
     if len(kinds := {row.get(KIND) for row in rows}) > 1:
@@ -138,10 +136,11 @@ def series(folder: Path, metric: str, over: str = "env_steps", width: int | None
 
 
 def metric_names(runs: Iterable[RunRecord]) -> list[str]:
-    """Every metric that any of the runs has logged; clocks and axes are left out, and so are damaged lines."""
+    """Return the sorted names of all metrics that the runs have logged, without times and counters; damaged lines are
+    skipped."""
     names: set[str] = set()
     for run in runs:
-        names.update(training.PREFIX + name for name in training_metrics(run.folder))
+        names.update(training_curves.PREFIX + name for name in training_metrics(run.folder))
         for line in _lines(run.folder):
             try:
                 row = json.loads(line)
@@ -152,7 +151,7 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
 
 
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
-    """The lines that have the metric, `null` where it was not finite. Others, often most, are not parsed."""
+    """Return the rows that have the metric, with None where it was not finite; other lines are not parsed."""
     wanted = json.dumps(metric).encode() + b":"
     rows = []
     for number, line in enumerate(_lines(folder), start=1):
@@ -169,7 +168,7 @@ def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
 
 
 def _lines(folder: Path) -> list[bytes]:
-    """The whole lines of `metrics.jsonl`; the last one may still be being written."""
+    """Return the complete lines of `metrics.jsonl`; the last line may still be incomplete."""
     try:
         lines = (folder / FILE_NAME).read_bytes().splitlines(keepends=True)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""The statistics of results: point estimates of scores over runs, their standard errors, tests and shares.
+"""Statistics of results: point estimates of scores over runs, their standard errors, tests and proportions.
 
-Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment, or the seeds of
-one experiment on several tasks. Definitions are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the
-Edge of the Statistical Precipice", arXiv 2108.13264, and of the paper's library, rliable. Intervals by resampling are
-in `llmrl.analysis.bootstrap`.
+Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment, on one task or
+several. Definitions are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", arXiv 2108.13264, and of the paper's library, rliable. Bootstrap intervals are in
+`llmrl.analysis.bootstrap`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Levels:
-    """How the runs of one task came about, for a hierarchical bootstrap.
+    """The levels at which the runs of one task are resampled in a hierarchical bootstrap.
 
     Attributes:
-        clusters: what each run shares with others (a pre-training run), [n_runs]: a resample draws labels with
-            replacement, then runs within each. None: every run stands alone.
-        within: of each run the values that its score is the mean of, society by society: the score is the mean over
-            societies of the mean over their episodes. A resample draws societies, then episodes within each. None:
-            only scores are known, of all runs or of that one.
+        clusters: label of what each run shares with others, such as a pre-training run, [n_runs]. A resample draws
+            labels with replacement, then runs within each label. None: all runs are independent.
+        within: for each run, the episode values of each of its societies; the run's score is the mean over societies of
+            the mean over their episodes. A resample draws societies, then episodes within each. None, for all runs or
+            for one: only scores are known.
     """
 
     clusters: Sequence[object] | None = None
@@ -36,7 +36,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval; the bounds are NaN where the data cannot tell (one run)."""
+    """An estimate with its confidence interval; the bounds are NaN if there is too little data, such as one run."""
 
     estimate: float
     low: float
@@ -44,7 +44,7 @@ class Interval:
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
-    """Arithmetic mean, [..., n_runs] -> [...].
+    """Return the arithmetic mean, [..., n_runs] -> [...].
 
     Raises:
         ValueError: there are no scores, or one is not a finite number.
@@ -53,15 +53,15 @@ def mean(scores: np.ndarray) -> np.ndarray:
 
 
 def median(scores: np.ndarray) -> np.ndarray:
-    """Median, [..., n_runs] -> [...]."""
+    """Return the median, [..., n_runs] -> [...]; errors as for `mean`."""
     return np.asarray(np.median(checked(scores), axis=-1))
 
 
 def standard_error(scores: np.ndarray, clusters: Sequence[object] | None = None) -> np.ndarray:
-    """Standard error of the mean: sample standard deviation / sqrt(n_runs), [..., n_runs] -> [...]; NaN for one run.
+    """Return the standard error of the mean, std(ddof=1) / sqrt(n_runs), [..., n_runs] -> [...]; NaN for one run.
 
-    With `clusters` (labels, [n_runs]) runs of one label may vary together: the cluster-robust (CR1) standard error, as
-    in Cameron & Miller (2015), equation 10, of a constant. One cluster alone cannot tell, and counts as none.
+    With `clusters` (labels, [n_runs]), runs of one label may be correlated. It is then the cluster-robust (CR1)
+    standard error of a constant, Cameron & Miller (2015), equation 10. A single cluster is treated as no clusters.
     """
     scores = checked(scores)
     n_runs = scores.shape[-1]
@@ -76,14 +76,14 @@ def standard_error(scores: np.ndarray, clusters: Sequence[object] | None = None)
 
 
 def standard_error_of_mean(scores: np.ndarray) -> float | None:
-    """`standard_error` of scores [n] as a number; None for one score, which cannot tell."""
+    """Return `standard_error` of scores [n] as a float; None for fewer than two scores."""
     return float(standard_error(scores)) if len(scores) > 1 else None
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Mean of the middle half, [..., n_runs] -> [...]: floor(n_runs / 4) scores are dropped at either end.
+    """Return the mean without the floor(n_runs / 4) lowest and highest scores, [..., n_runs] -> [...].
 
-    Less swayed by one lucky run than the mean, less noisy than the median (arXiv 2108.13264, section 4.3).
+    It is more robust to outliers than the mean, and less noisy than the median (arXiv 2108.13264, section 4.3).
     """
     scores = np.sort(checked(scores), axis=-1)
     n_runs = scores.shape[-1]
@@ -92,18 +92,18 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(scores: np.ndarray, target: float) -> np.ndarray:
-    """Mean shortfall below `target`, [..., n_runs] -> [...]: what lies above it does not make up for what lies below.
+    """Return the mean shortfall below `target`, [..., n_runs] -> [...]; scores above it count as equal to it.
 
-    `target - mean(min(scores, target))`, as arXiv 2108.13264, section 4.3, has it, where scores are normalised and
-    the target is 1.
+    It is `target - mean(min(scores, target))`, as in arXiv 2108.13264, section 4.3, where scores are normalised and the
+    target is 1.
     """
     return np.asarray(target - np.minimum(checked(scores), target).mean(axis=-1))
 
 
 def over_tasks(statistic: Statistic, sizes: Sequence[int]) -> Statistic:
-    """`statistic` of the tasks' means, so that a task counts once, however many runs it has.
+    """Return `statistic` applied to the means of tasks, so that each task counts once, whatever its number of runs.
 
-    For scores whose last axis holds `sizes[k]` runs of task k, one task after another.
+    The last axis of its scores must hold `sizes[k]` runs of task k, one task after another.
     """
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
@@ -114,21 +114,21 @@ def over_tasks(statistic: Statistic, sizes: Sequence[int]) -> Statistic:
 
 
 def standard_error_over_tasks(tasks: Sequence[np.ndarray], levels: Sequence[Levels] | None = None) -> float:
-    """Standard error of the mean of the tasks' means, given each task's scores [n_runs]; NaN if a task has one run."""
+    """Return the standard error of the mean of task means, from each task's scores [n_runs]; NaN with a lone run."""
     levels = [Levels()] * len(tasks) if levels is None else levels
     errors = [standard_error(scores, each.clusters) for scores, each in zip(tasks, levels, strict=True)]
     return float(np.sqrt(sum(error**2 for error in errors)) / len(tasks))
 
 
 Z95 = 1.959963984540054
-"""The normal distribution's 97.5% quantile."""
+"""97.5% quantile of the standard normal distribution."""
 
 
 def proportion(successes: int, n: int, z: float = Z95) -> Interval:
-    """The share of `successes` in `n` episodes with Wilson's score interval (Wilson 1927), within [0, 1].
+    """Return the share of `successes` in `n` episodes with Wilson's score interval (Wilson 1927), within [0, 1].
 
     Raises:
-        ValueError: there are no episodes, or more successes than episodes.
+        ValueError: there are no episodes, or `successes` is not in [0, n].
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} episodes")
@@ -140,11 +140,11 @@ def proportion(successes: int, n: int, z: float = Z95) -> Interval:
 
 
 def mean_proportion(parts: Sequence[Interval]) -> Interval:
-    """The mean of independent shares, each counting once, from their own intervals (the square-and-add limits of Zou &
-    Donner 2008, Statistics in Medicine 27, eq. 3 for a sum).
+    """Return the mean of independent shares, equally weighted, with an interval from their own intervals
+    (square-and-add limits, Zou & Donner 2008, Statistics in Medicine 27, eq. 3 for a sum), within [0, 1].
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no shares.
     """
     if not parts:
         raise ValueError("no shares")
@@ -157,12 +157,12 @@ def mean_proportion(parts: Sequence[Interval]) -> Interval:
 
 @dataclass(frozen=True)
 class Variance:
-    """How far groups differ, and how far chance alone lets them differ.
+    """The result of an analysis of variance: how far groups differ, and how far they would differ by chance.
 
     Attributes:
-        spread: standard deviation between the groups' means.
-        noise: standard error of such a mean, pooled over groups; None where no group has two scores.
-        p: chance of means at least as far apart where all groups are alike; None where noise is not known.
+        spread: standard deviation of the group means.
+        noise: standard error of a group mean, pooled over groups; None if no group has two scores.
+        p: p value: probability of such differences if all groups are alike; None if `noise` is None.
     """
 
     spread: float
@@ -171,15 +171,15 @@ class Variance:
 
 
 def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
-    """One-way analysis of variance with Fisher's F test, within strata: groups are compared with those of their own.
+    """Return a one-way analysis of variance with Fisher's F test; groups are compared within their stratum.
 
-    Sums of squares and degrees of freedom are added up over strata, so one test says whether groups differ in any.
+    Sums of squares and degrees of freedom are added over strata, so one test says whether groups differ in any stratum.
 
     Args:
-        strata: of each stratum its groups' scores, [n_scores] each; one stratum has two groups at least.
+        strata: for each stratum, the scores of its groups, [n_scores] each; one stratum needs two groups.
 
     Raises:
-        ValueError: there is nothing to compare.
+        ValueError: no stratum has two groups.
     """
     groups = [[checked(scores) for scores in stratum] for stratum in strata]
     between, of_means = 0.0, 0.0
@@ -203,14 +203,14 @@ def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
 
 
 def _upper_tail(ratio: float, above: int, below: int) -> float:
-    """Chance of an F of `above` and `below` degrees of freedom that is at least `ratio`."""
+    """Return the probability that an F variable with `above` and `below` degrees of freedom is at least `ratio`."""
     from scipy.special import fdtrc  # lazily: only the end of a design run needs it
 
     return float(fdtrc(above, below, ratio))
 
 
 def members_of(groups: Sequence[object]) -> list[np.ndarray]:
-    """Indices of the runs of each group, groups in order of first appearance."""
+    """Return the indices of the runs of each group, groups in order of first appearance."""
     indices: dict[object, list[int]] = {}
     for i, group in enumerate(groups):
         indices.setdefault(group, []).append(i)
@@ -218,10 +218,10 @@ def members_of(groups: Sequence[object]) -> list[np.ndarray]:
 
 
 def checked(scores: np.ndarray) -> np.ndarray:
-    """Return scores [..., n_runs] as numbers.
+    """Return scores [..., n_runs] as float64.
 
     Raises:
-        ValueError: there are none, or one is not finite.
+        ValueError: there are no scores, or one is not finite.
     """
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim == 0 or scores.size == 0:

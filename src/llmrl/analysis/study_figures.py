@@ -16,10 +16,10 @@ from llmrl.analysis.figures import (
     new_figure,
     styled,
 )
+from llmrl.analysis.group_comparison import GroupsCompared, GroupTrace
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES
-from llmrl.analysis.study import StudyResult, StudySettings
-from llmrl.analysis.study_groups import GroupsCompared, Trace
+from llmrl.analysis.study_settings import StudyResult, StudySettings
 from llmrl.analysis.study_tasks import TasksCompared
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _styles(names: Sequence[str], settings: StudySettings) -> dict[str, dict[str
     }
 
 
-def _curve(panel: Axes, trace: Trace, style: dict[str, Any]) -> Any:
+def _curve(panel: Axes, trace: GroupTrace, style: dict[str, Any]) -> Any:
     assert trace.band is not None
     [handle] = panel.plot(trace.places, trace.band.estimate, label=trace.shown, **style)
     if np.isfinite(trace.band.low).all():
@@ -204,7 +204,7 @@ def _curve(panel: Axes, trace: Trace, style: dict[str, Any]) -> Any:
     return handle
 
 
-def _score(panel: Axes, k: int, trace: Trace, style: dict[str, Any]) -> None:
+def _score(panel: Axes, k: int, trace: GroupTrace, style: dict[str, Any]) -> None:
     spread = np.linspace(-0.14, 0.14, len(trace.scores)) if len(trace.scores) > 1 else np.zeros(1)
     panel.scatter(k + spread, trace.scores, s=12, color=style["color"], alpha=0.45, linewidths=0)
     if np.isfinite(trace.score.low):

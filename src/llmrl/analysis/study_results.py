@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrl.analysis.groups import Group, Task
+from llmrl.analysis.group_comparison import groups_compared
+from llmrl.analysis.groups import Group, ReportTask
 from llmrl.analysis.landscape import landscape
-from llmrl.analysis.references import ReferenceLine
+from llmrl.analysis.reference_lines import ReferenceLine
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.study import StudyResult, StudySettings, names_of, settings_of
-from llmrl.analysis.study_groups import groups_compared
+from llmrl.analysis.study_settings import StudyResult, StudySettings, names_of, settings_of
 
 
 def study_of(
-    task: Task,
+    task: ReportTask,
     finished: Sequence[tuple[Group, Sequence[RunRecord]]],
     references: Sequence[ReferenceLine],
     resamples: int,

@@ -1,4 +1,4 @@
-"""A study of several tasks on one table and one figure: its groups side by side in each."""
+"""One table and one figure for a study of several tasks, with its groups side by side in each task."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmrl.analysis.group_comparison import GroupsCompared, GroupTrace
 from llmrl.analysis.report import Report
-from llmrl.analysis.study import StudySettings
-from llmrl.analysis.study_groups import GroupsCompared, Trace
-from llmrl.analysis.table import NOTHING, NumberFormat, Table, with_interval
+from llmrl.analysis.study_settings import StudySettings
+from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
 
 NAME = "study_tasks"
-"""Of its table and its figure."""
+"""Name of the table and the figure."""
 
 
 @dataclass(frozen=True)
 class TasksCompared:
-    """Groups of a study in each of its tasks.
+    """The groups of a study in each of its tasks.
 
     Attributes:
-        settings: how the study is shown.
-        titles: of the tasks, short.
-        studies: what each of them shows.
+        settings: settings of the study.
+        titles: short titles of the tasks.
+        studies: comparison of the groups in each task.
     """
 
     settings: StudySettings
@@ -33,17 +33,17 @@ class TasksCompared:
 
     @property
     def names(self) -> list[str]:
-        """The groups that any task has, those that the others are compared with last."""
+        """Names of all groups of any task, sorted, with those that the others are compared with last."""
         every = sorted({trace.name for study in self.studies for trace in study.traces})
         return sorted(every, key=lambda name: name in self.settings.against)
 
     def shown(self, name: str) -> str:
-        """A group's name as tables and figures show it."""
+        """Return the name of a group as tables and figures show it."""
         return next(trace.shown for study in self.studies for trace in study.traces if trace.name == name)
 
     @property
     def caption(self) -> str:
-        """Of the figure."""
+        """Caption of the figure."""
         unit = self.settings.unit or self.settings.metric or "result"
         runs = sorted({len(trace.scores) for study in self.studies for trace in study.traces})
         counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
@@ -54,7 +54,7 @@ class TasksCompared:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """In how many tasks each group is above or below those that it is compared with."""
+        """Sentences on the number of tasks in which each group is above or below those it is compared with."""
         told = []
         for other in self.settings.against:
             verdicts: dict[str, Counter[str]] = {}
@@ -72,8 +72,8 @@ class TasksCompared:
         return tuple(told)
 
     @property
-    def table(self) -> Table:
-        """A line a task, a column a group: mean scores with their intervals."""
+    def table(self) -> ReportTable:
+        """Table of mean scores with their intervals, a row for each task and a column for each group."""
         data: list[list[object]] = [["task", "group", "runs", "score", "low", "high"]]
         rows = []
         for title, study in zip(self.titles, self.studies, strict=True):
@@ -85,11 +85,11 @@ class TasksCompared:
                 data.append([title, name, len(trace.scores), *numbers])
         columns = ["task", *(self.shown(name) for name in self.names)]
         unit = self.settings.unit or self.settings.metric or "result"
-        return Table(NAME, f"{unit} in each task, with 95% bootstrap intervals", data, columns, rows)
+        return ReportTable(NAME, f"{unit} in each task, with 95% bootstrap intervals", data, columns, rows)
 
 
 def tasks_compared(report: Report) -> TasksCompared | None:
-    """Return the groups of a report's study over its tasks; None where it is no study, or of one task alone."""
+    """Return the groups of a report's study over its tasks; None if it is not a study, or has only one task."""
     found = [(section, section.study) for section in report.sections if isinstance(section.study, GroupsCompared)]
     if len(found) < 2:
         return None
@@ -98,7 +98,7 @@ def tasks_compared(report: Report) -> TasksCompared | None:
 
 
 def _short(titles: Sequence[str]) -> tuple[str, ...]:
-    """Titles without what all of them have in common.
+    """Return titles without the parts that all of them share, and without keys.
 
     >>> _short(["rooms, env=two_door", "rooms, env=lava_doorkey"])
     ('two_door', 'lava_doorkey')
@@ -111,7 +111,7 @@ def _short(titles: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _cell(trace: Trace | None, form: NumberFormat) -> str:
+def _cell(trace: GroupTrace | None, form: NumberFormat) -> str:
     if trace is None:
         return NOTHING
     return with_interval(float(trace.score.estimate), float(trace.score.low), float(trace.score.high), form)

@@ -12,9 +12,9 @@ import numpy as np
 from llmrl.analysis.bootstrap import describe
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import ConfigError
-from llmrl.run.folder import config_hash
-from llmrl.run.names import title
-from llmrl.run.shared import PRETRAINING
+from llmrl.run.config_hash import config_hash
+from llmrl.run.folder_names import title
+from llmrl.run.shared_factors import PRETRAINING
 
 Results = Mapping[str, Any]
 STUDENT = "student"

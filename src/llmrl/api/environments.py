@@ -100,7 +100,7 @@ def build(
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
     """Build an environment from the config's `env`; else as `make_env`."""
     from llmrl.core.seeding import Seeds
-    from llmrl.experiment.environments import build_env
+    from llmrl.experiment.build_env import build_env
 
     if api not in get_args(Interface):
         raise ConfigError(f"api={api!r}: there is {', '.join(get_args(Interface))}")

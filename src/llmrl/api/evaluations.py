@@ -58,8 +58,9 @@ def evaluate(
         suite: tests of generalisation, a name or a `.yaml` file (docs/generalisation.md).
         suite_options: keys of the suite to change.
         trajectories: keep every step as arrays, `trajectories/<k>.npz`.
-        video: record one episode, at most `video_steps` steps of it, with `fps` frames a second.
-        video_steps, fps: see there.
+        video: record one episode.
+        video_steps: steps of it at most; None: all.
+        fps: its frames a second.
         calls: replies of a language model that evaluations of this run may pay for; None: `llm.budget` of the run.
         trusted: packages that the run's config may name although they are no part of llmrl.
         out: where results go; None: `evaluation` inside the run folder, `evaluation_<changes>` where `env` or several
@@ -102,7 +103,7 @@ def evaluate(
         return evaluate_suite(runs, suite, settings, _note, _changes(suite_options or {}))[-1]
     if len(runs) != 1 or suite_options:
         raise ConfigError("several runs, and options of a suite, need a suite: suite='babyai_text'")
-    from llmrl.evaluation.evaluate import evaluate_run
+    from llmrl.evaluation.evaluate_run import evaluate_run
 
     return evaluate_run(runs[0], settings, _note)
 

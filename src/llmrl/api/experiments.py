@@ -18,8 +18,8 @@ from llmrl.core.typed_values import typed, typed_choices
 
 if TYPE_CHECKING:
     from llmrl.api.results import Results
-    from llmrl.experiment.sweep_jobs import Planned
-    from llmrl.sweeps.backends.protocol import Outcome
+    from llmrl.experiment.sweep_jobs import PlannedRun
+    from llmrl.sweeps.backends.protocol import JobOutcome
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,10 @@ def plan(*overrides: str, command: Command = "train", config_dirs: Sequence[Plac
     """Build every part of an experiment and tell what a run would do and cost, without running it.
 
     Args:
-        overrides, command, config_dirs, options: as in `train`.
+        overrides: as in `train`.
+        command: as in `train`.
+        config_dirs: as in `train`.
+        options: as in `train`.
 
     Returns:
         Rows (what, how much): shapes, steps, calls of a language model and their price.
@@ -176,7 +179,8 @@ def sweep(
         overrides: as they are typed after `llmrl-train --multirun`: `"principal=ucb,llm"`, `"seed=range(5)"`.
         parallel: processes at once; None: as `hardware=` says, which by default is one.
         wait: until all have ended; False: return when they are submitted, which needs a scheduler such as SLURM.
-        command, config_dirs: as in `train`.
+        command: as in `train`.
+        config_dirs: as in `train`.
         options: with values of Python; a list, tuple or range is swept over: `seed=range(5)`.
 
     Returns:
@@ -207,18 +211,18 @@ def sweep(
     return found
 
 
-def _result(outcome: Outcome) -> RunResult:
+def _result(outcome: JobOutcome) -> RunResult:
     seed = int(outcome.job.config["seed"])
     return RunResult(outcome.folder, seed, outcome.state, outcome.result, outcome.skipped, outcome.error)
 
 
-def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[Place]) -> tuple[Planned, Path]:
+def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[Place]) -> tuple[PlannedRun, Path]:
     """A run of a sweep, and where the sweep keeps what its runs print."""
     from hydra.core.hydra_config import HydraConfig
 
     from llmrl.experiment.composition import composed, job_environment
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.sweep_jobs import Planned
+    from llmrl.experiment.sweep_jobs import PlannedRun
 
     with composed(command, overrides, _paths(config_dirs)) as config:
         environment = job_environment()
@@ -226,7 +230,7 @@ def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[
         experiment = Experiment.of_hydra(config)
     if experiment.config["dry_run"]:
         raise ConfigError("dry_run=true runs nothing: llmrl.plan shows what a run would do")
-    return Planned(experiment, environment), folder
+    return PlannedRun(experiment, environment), folder
 
 
 def _combinations(words: Sequence[str]) -> list[list[str]]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.groups import tasks_of
 from llmrl.analysis.runs import RunRecord, find_runs, read_run
-from llmrl.api import frames
-from llmrl.api.frames import NamedRun
+from llmrl.api import dataframes
+from llmrl.api.dataframes import NamedRun
 from llmrl.core.errors import ConfigError
-from llmrl.run.shared import run_name
+from llmrl.run.shared_factors import run_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ def load(runs: Place | Iterable[Place] = "outputs") -> Results:
         >>> results = llmrl.load("outputs/cleanup")  # doctest: +SKIP
         >>> results.runs.groupby("label").result.describe()  # doctest: +SKIP
     """
-    frames.pandas()
+    dataframes.pandas()
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folders = [Path(place).expanduser().absolute() for place in places]
     found = dict.fromkeys(run for folder in folders for run in find_runs(folder))
@@ -79,7 +79,7 @@ class Results:
         `updated` (UTC), `error`, `folder`; and every override that differs between the runs, such as `principal` or
         `design.steps`, missing where it was not typed.
         """
-        return frames.runs_frame(self._named)
+        return dataframes.runs_frame(self._named)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -88,7 +88,7 @@ class Results:
         Columns: `kind` of row (update, evaluation, proposal, ...), `axis` and `place` (the counter that rows of this
         kind are placed at, and its value), `env_steps`, `elapsed_s`, `metric` (its name) and `value`.
         """
-        return frames.metrics_frame(self._named)
+        return dataframes.metrics_frame(self._named)
 
     @cached_property
     def proposals(self) -> pd.DataFrame:
@@ -97,7 +97,7 @@ class Results:
         Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` over so many `episodes`,
         `fallback`, `reasoning`, and the numbers that were proposed, `parameter.<name>`.
         """
-        return frames.proposals_frame(self._named)
+        return dataframes.proposals_frame(self._named)
 
     @cached_property
     def episodes(self) -> pd.DataFrame:
@@ -108,7 +108,7 @@ class Results:
         that is known; `episode`, its number in the source; `start`, the step of its game it began with, in training;
         `return` and `base_return` (mean over agents), `length`, `objective`, and what the environment measures.
         """
-        return frames.episodes_frame(self._named)
+        return dataframes.episodes_frame(self._named)
 
     @cached_property
     def llm_calls(self) -> pd.DataFrame:
@@ -119,7 +119,7 @@ class Results:
         `cost` in US dollars, 0 from the cache and NaN where it is not known; `possible_cost`, the most that a lost one
         may come to; `latency` in seconds; `finish`, `repeat`, `stream`, `hash`, `reply`, `error`.
         """
-        return frames.calls_frame(self._named)
+        return dataframes.calls_frame(self._named)
 
     def where(self, **wanted: Any) -> Results:
         """Select runs by columns of `runs`: `where(name="cleanup", state="finished", seed=[0, 1])`.

@@ -147,7 +147,9 @@ class TrainedAgent:
         """Make the environment that the agent was trained in, with as many games as it plays.
 
         Args:
-            api, seed, options: as in `llmrl.make_env`; options change the run's own.
+            api: as in `llmrl.make_env`.
+            seed: as in `llmrl.make_env`.
+            options: as in `llmrl.make_env`; they change the run's own.
         """
         render_mode = options.pop("render_mode", None)
         node = with_options(self._saved.config["env"], {**options, "n_envs": self.spec.n_envs})

@@ -8,7 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llmrl.run.ending import EXIT_FAILED, ending, say
+from llmrl.cli.help import answered
+from llmrl.run.command_exit import EXIT_FAILED, ending, say
 
 EXPLAIN = "--explain"
 
@@ -24,14 +25,14 @@ def task(name: str, config: DictConfig) -> float | None:
     from llmrl.core.privacy import keep_private
     from llmrl.core.processes import placed
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.job import reporting, run_and_print
+    from llmrl.experiment.run_job import reporting, run_and_print
 
     with ending(name):
         experiment = Experiment.of_hydra(config)
         keep_private(experiment.config.get("private", True))
         experiment.check()
         _, world_size = placed()
-    backend = experiment.means.hardware.backend
+    backend = experiment.resources.hardware.backend
     if world_size == 1 and backend.scheduler is not None:
         way = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
         sys.stderr.write(f"{name}: {way}\n")
@@ -46,17 +47,19 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
     """
     from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import translated
-    from llmrl.config.trusting import guard_hydra
+    from llmrl.config.trust_options import guard_hydra
     from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
-    from llmrl.experiment.again import repeated
+    from llmrl.experiment.repeat_run import repeated
 
     guard_terminal()
     keep_private()
     with ending(name):
         refuse_arguments(sys.argv[1:])
+        if answered(name, config_name, sys.argv[1:]):
+            return
         sys.argv[1:], said = translated(repeated(name, sys.argv[1:]))
     for line in said:
         say(name, line)

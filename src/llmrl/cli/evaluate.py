@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    from llmrl.config.trusting import add_trust
+    """Return the parser of the command line."""
+    from llmrl.config.trust_options import add_trust
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_of(args: argparse.Namespace) -> EvaluationSettings:
-    """What a command line asks.
+    """Return the settings of a parsed command line.
 
     Raises:
         ConfigError: a number is out of range.
@@ -118,13 +118,13 @@ def settings_of(args: argparse.Namespace) -> EvaluationSettings:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Evaluate the run of a command line; returns the results that were saved.
+    """Evaluate the run of a parsed command line; return the results as they were saved.
 
     Raises:
-        LlmrlError: as `llmrl.evaluation.evaluate.evaluate_run`.
+        LlmrlError: several runs without a suite, or as `llmrl.evaluation.evaluate_run.evaluate_run`.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.evaluation.evaluate import evaluate_run
+    from llmrl.evaluation.evaluate_run import evaluate_run
 
     if args.others:
         raise ConfigError("several runs can be evaluated together in a suite only: suite=babyai_text")
@@ -132,7 +132,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
-    """Print what an evaluation says while it goes on: tables where results go, lines beside them."""
+    """Print a message of a running evaluation: tables to standard output, lines to standard error."""
     from llmrl.display.console import print_rows
 
     if rows:
@@ -145,16 +145,16 @@ _WORDS = ("suite=", "suite.")
 
 
 def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(words that are about the suite, all others) of a command line; the former as `key=value` without `suite.`."""
+    """Return the words of a command line that are about the suite, without their prefix `suite.`, and all others."""
     own = [word for word in argv if word.startswith(_WORDS)]
     return [word.removeprefix("suite.") for word in own], [word for word in argv if word not in own]
 
 
 def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
-    """The suite that `--suite` or a word names, and what is changed in it.
+    """Return the suite that `--suite` or a word names, and the words that change it, `key=value`.
 
     Raises:
-        ConfigError: none is named.
+        ConfigError: no suite is named.
     """
     from llmrl.core.errors import ConfigError
 
@@ -165,8 +165,8 @@ def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str
 
 
 def print_suite(results: Mapping[str, Any]) -> None:
-    """The table of a suite, and where the rest is."""
-    from llmrl.analysis.suite import suite_table
+    """Print the table of a suite and the place of its files."""
+    from llmrl.analysis.suite_results import suite_table
     from llmrl.display.console import print_line, print_table, terminal
 
     table = suite_table(results)
@@ -178,7 +178,7 @@ def print_suite(results: Mapping[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Console script."""
+    """Run the console script `llmrl-evaluate`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
@@ -186,8 +186,8 @@ def main(argv: list[str] | None = None) -> None:
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.display.evaluations import print_evaluation
-    from llmrl.run.ending import ending, ending_at_once
+    from llmrl.display.evaluation_tables import print_evaluation
+    from llmrl.run.command_exit import ending, ending_at_once
 
     kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
     with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):

@@ -1,4 +1,4 @@
-"""`llmrl-llm`: is a language model there and understood, what have runs asked of theirs, a small one to be trained."""
+"""`llmrl-llm`: check or try out a language model, total the calls of runs, or make a small model to be trained."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 from llmrl.cli.small_model import add_arguments
 
 if TYPE_CHECKING:
-    from llmrl.core.protocols import Scorer
+    from llmrl.core.model_protocols import Scorer
     from llmrl.llms.client import ChatClient
 
 PROBE = "check"
-"""Purpose of the test question."""
+"""Purpose of the test request, as logged."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-llm", description=__doc__)
@@ -50,19 +50,23 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, str]]:
-    """Ask the model that `overrides` choose one question; rows (what, value).
+    """Send one test request to the model that `overrides` choose; return rows (what, value) about its answer.
 
     Raises:
-        LlmrlError: it did not answer, and why.
+        LlmrlError: no model is chosen, or it did not answer.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.means import Means
     from llmrl.experiment.models import build_model
+    from llmrl.experiment.resources import RunResources
     from llmrl.llms.client import ChatClient
 
     config = composed(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
-    model = Means(config, build_model).checked_model
-    if model is None:
+    means = RunResources(config, build_model)
+    if config["llm"] is not None and config["llm"].get("batch"):
+        means.checked_model  # noqa: B018  (this also checks that the provider has batches)
+        # A batch may take a day; one request is sent without it.
+        means = RunResources({**config, "llm": {**config["llm"], "batch": False}}, build_model)
+    if (model := means.checked_model) is None:
         raise ConfigError("llm=none is no model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
 
@@ -75,15 +79,15 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 
     from llmrl.core.errors import LLMError
     from llmrl.core.records import ChatRequest
-    from llmrl.llms.prompts import Prompts
-    from llmrl.llms.reading.records import parse_json
+    from llmrl.llms.prompts import PromptFamily
+    from llmrl.llms.reading.object_parser import parse_json
     from llmrl.llms.structured import InvalidReply, json_schema, read
 
     class Probe(BaseModel):
         number: int
 
-    client.cache = None  # an answer from a file would tell nothing about the model
-    prompt = Prompts("cli", Path(__file__).with_name("prompts")).render("check")
+    client.forget()  # a cached answer would not test the model
+    prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
     request = ChatRequest((message,), json_schema(Probe), PROBE, prompt.name, prompt.hash)
     asked = bool(getattr(client.provider, "structured", False))
@@ -139,13 +143,13 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
 
 
 def tried(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
-    """Try the model that `overrides` choose in all families; the page, and columns and rows of its table.
+    """Try the model that `overrides` choose in all families; return the page, and the columns and rows of its table.
 
     Raises:
-        ConfigError: there is no such model or family, or it costs money and nobody said how much it may.
+        ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.trial import PAGE, table, trial
+    from llmrl.experiment.model_trial import PAGE, table, trial
 
     words = [word for word in overrides if not word.startswith(("budget=", "families="))]
     given = dict(word.split("=", 1) for word in overrides if word not in words)
@@ -163,12 +167,12 @@ def tried(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list
 
 
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: one row a run, and their sum.
+    """Return the columns and rows of a table of calls: one row for each model of each run in `folder`, and their sum.
 
     Raises:
-        ConfigError: there is no such folder, or no run in it has asked a language model.
+        ConfigError: `folder` does not exist, or no run in it has called a language model.
     """
-    from llmrl.analysis.llm_calls import CallTotals, call_totals
+    from llmrl.analysis.llm_calls import CallTotals, call_totals, summed
     from llmrl.core.errors import ConfigError
 
     if not folder.is_dir():
@@ -183,12 +187,10 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
         tokens = (_known(total.prompt_tokens), _known(total.completion_tokens))
         return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, total.paid]
 
-    rows = [cells(str(run.relative_to(folder)), total) for run, total in runs.items()]
-    if len(runs) > 1:
-        total = CallTotals()
-        for each in runs.values():
-            total = total.plus(each)
-        rows.append(cells("all", total))
+    found = [(str(run.relative_to(folder)), total) for run, models in runs.items() for total in models.values()]
+    rows = [cells(run, total) for run, total in found]
+    if len(found) > 1:
+        rows.append(cells("all", summed(total for _, total in found)))
     columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
     return [*columns, "paid, $"], rows
 
@@ -198,15 +200,15 @@ def _known(number: int | None) -> str:
 
 
 def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[str]) -> dict[str, Any]:
-    """Some keys of `llmrl-train`'s config.
+    """Return some keys of the config of `llmrl-train` as plain data.
 
     Raises:
-        ConfigError: there is no such option or field, or a value is missing.
+        ConfigError: an unknown option or field, or a missing value.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-    from llmrl.config.trusting import only_typed
+    from llmrl.config.trust_options import only_typed
     from llmrl.core.errors import ConfigError
     from llmrl.core.secrets import refuse
     from llmrl.experiment.composition import composed as in_full
@@ -227,13 +229,13 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Console script."""
+    """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.display.console import print_rows, print_table
-    from llmrl.run.ending import ending
+    from llmrl.run.command_exit import ending
 
     with ending("llmrl-llm"):
         if args.command == "check":

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from llmrl.analysis.runs import RunRecord
 
-COLUMNS = ("run", "seed", "state", "try", "done", "steps/s", "left", "last", "LLM $", "where", "")
+COLUMNS = ("run", "seed", "state", "try", "done", "steps/s", "left", "last", "last proposal", "LLM $", "where", "")
 STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
 RETRIED = "failed,stopped,preempted,cancelled,lost"
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    from llmrl.config.trusting import add_trust
+    from llmrl.config.trust_options import add_trust
     from llmrl.experiment.run_lookup import add_root
     from llmrl.sweeps.cleaning import KINDS
 
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
 def status(args: argparse.Namespace) -> int:
     """Print the table, or watch it; returns 1 if a run has failed or is lost."""
-    from llmrl.sweeps.records import records
+    from llmrl.sweeps.run_control import records
 
     if args.json:
         print(json.dumps([as_json(record) for record in records(args.folder)], indent=2))
@@ -89,17 +89,17 @@ def status(args: argparse.Namespace) -> int:
 
 
 def table(found: Sequence[RunRecord], folder: Path) -> Table:
-    """A row for every run; overrides that all have in common are in the title."""
+    """A row for every run; overrides that all have in common are below it."""
     from rich.table import Table
 
     counts = Counter(record.state for record in found)
     common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
-    shared = f"\n{', '.join(f'{key}={value}' for key, value in sorted(common.items()))}" if common else ""
-    title = f"{folder}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}{shared}"
+    shared = ", ".join(f"{key}={value}" for key, value in sorted(common.items()))
+    title = f"{folder.name}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}"
     places = {record.folder.parent.parent for record in found}
     prefix = {place: f"{_below(place, folder)}: " if len(places) > 1 else "" for place in places}
     rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
-    shown = Table(title=title)
+    shown = Table(title=title, caption=shared or None)
     # Columns that have nothing to tell leave room for those that have.
     used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
     for i in used:
@@ -119,12 +119,12 @@ def _below(place: Path, folder: Path) -> str:
 def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     """One run's cells of the table; `prefix` says which experiment it belongs to, where there are several."""
     own = {key: value for key, value in record.overrides.items() if key not in common}
-    from llmrl.llms.validity import misgiving
-    from llmrl.run.names import title
-    from llmrl.run.progress import clock
+    from llmrl.llms.validity import validity_warning
+    from llmrl.run.folder_names import title
+    from llmrl.run.progress_bar import clock
     from llmrl.sweeps.watch import newest_value
 
-    name = title(own) or record.group.rpartition("-")[2]
+    name = title(own) or record.digest
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
     spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
@@ -138,9 +138,12 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
         clock(p.eta_s) if active and p.eta_s is not None else "-",
         "-" if (value := newest_value(record, metrics)) is None else f"{value:.4g}",
+        p.proposed or "-",
         "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
-        record.error or misgiving(metrics.get("llm/judged_replies"), metrics.get("llm/invalid_share")),
+        record.error
+        or record.waits
+        or validity_warning(metrics.get("llm/judged_replies"), metrics.get("llm/invalid_share")),
     ]
 
 
@@ -152,15 +155,15 @@ def as_json(record: RunRecord) -> dict[str, Any]:
 def retry(args: argparse.Namespace) -> int:
     """Launch unfinished runs again, each as its folder's config says."""
     from llmrl.analysis.runs import UNFINISHED
-    from llmrl.config.trusting import check_known
+    from llmrl.config.trust_options import check_known
     from llmrl.core.errors import ConfigError
     from llmrl.display.console import print_line
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.sweep_jobs import TASK, job_of, with_needed
-    from llmrl.run.content import CONFIG_NAME
+    from llmrl.run.artifacts import CONFIG_NAME
     from llmrl.sweeps.launch import launch
-    from llmrl.sweeps.records import records, to_retry
+    from llmrl.sweeps.run_control import records, to_retry
 
     states = args.states.split(",")
     if unknown := set(states) - set(UNFINISHED):
@@ -195,7 +198,7 @@ def retry(args: argparse.Namespace) -> int:
 def cancel(args: argparse.Namespace) -> int:
     """Cancel, and say what was reached."""
     from llmrl.display.console import print_line
-    from llmrl.sweeps.records import cancel, records
+    from llmrl.sweeps.run_control import cancel, records
 
     jobs, processes, unreachable = cancel(records(args.folder))
     print_line(f"cancelled {jobs} jobs, told {processes} processes of this machine to save and stop")
@@ -208,7 +211,7 @@ def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
     from llmrl.analysis.runs import only_run
     from llmrl.display.console import print_line
-    from llmrl.sweeps.records import records
+    from llmrl.sweeps.run_control import records
 
     folder = only_run(args.folder)
     (record,) = records(folder)
@@ -228,7 +231,7 @@ def clean(args: argparse.Namespace) -> int:
     from llmrl.core.errors import ConfigError
     from llmrl.display.console import print_line
     from llmrl.sweeps.cleaning import KINDS, link_to, removable, remove, size
-    from llmrl.sweeps.records import records
+    from llmrl.sweeps.run_control import records
 
     kinds = [kind for kind in KINDS if getattr(args, kind)]
     if not kinds:
@@ -257,7 +260,7 @@ def main(argv: list[str] | None = None) -> None:
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.ending import ending
+    from llmrl.run.command_exit import ending
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
     with ending("llmrl-sweep"):

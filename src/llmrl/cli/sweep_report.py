@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 _IN_TERMINAL = ("group", "runs", "IQM", "mean", "remark")
-"""Columns of the tables of scores that fit beside each other there."""
+"""Columns of the tables of scores that fit on a terminal."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
@@ -72,23 +72,33 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples (default 10000)")
     p.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
     p.add_argument("--no-figures", action="store_true", help="tables and texts only; needs no matplotlib")
-    p.add_argument("--out", type=Path, default=None, help="where the report goes (default: <folder>/report)")
+    p.add_argument(
+        "--explore",
+        action="store_true",
+        help="write a folder to look around in instead: episodes step by step, proposals and the talks behind them",
+    )
+    p.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="where the report goes (default: <folder>/report; with --explore <folder>/explorer)",
+    )
     return p
 
 
 def report(args: argparse.Namespace) -> tuple[Report, Path]:
-    """Read the runs, write the report; returns it and its page.
+    """Read the runs and write the report; return the report and its page.
 
     Raises:
-        LlmrlError: no such folder, no runs, an unknown metric, senseless settings, matplotlib missing, no place to
-            write.
+        LlmrlError: a missing folder, no runs, an unknown metric, invalid settings, missing matplotlib, or a folder that
+            cannot be written.
     """
-    from llmrl.analysis.report import Settings
+    from llmrl.analysis.report_settings import ReportSettings
     from llmrl.analysis.scores import ScoreRule
     from llmrl.display.reports import reported
 
     rule = ScoreRule(args.metric, args.last_fraction, args.budget)
-    settings = Settings(
+    settings = ReportSettings(
         rule,
         args.target,
         tuple(dict.fromkeys(args.curve)),
@@ -101,8 +111,23 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     return reported(args.folder, settings, args.out, not args.no_figures, _Said())
 
 
+def explore(folder: Path, out: Path | None = None) -> Path:
+    """Write the explorer of the runs in a folder and print its place; return its page.
+
+    Raises:
+        RunFolderError: a missing folder, no runs, or a folder that cannot be written.
+    """
+    from llmrl.analysis.explorer.write import write_explorer
+    from llmrl.display.console import print_line
+
+    page = write_explorer(folder, out, _Said())
+    print_line(f"Explorer: {page}")
+    print_line(f"Open it in a browser: {page.absolute().as_uri()}")
+    return page
+
+
 class _Said:
-    """Says on standard error how far a long report is; a quick one is done before there is anything to say."""
+    """A writer of progress messages to standard error, after 2 s and then at most every 10 s."""
 
     _FIRST_S, _EVERY_S = 2.0, 10.0
 
@@ -116,16 +141,17 @@ class _Said:
 
 
 def print_numbers(numbers: Report, page: Path) -> None:
-    """The tables of scores, what is not in them, and where the rest is."""
-    from llmrl.analysis.played import players_table
+    """Print the tables of scores, the runs that are left out, and the place of the report."""
+    from llmrl.analysis.final_episodes import players_table
+    from llmrl.analysis.once import left_out, narrowed, remarks_of
+    from llmrl.analysis.report_files import counted
+    from llmrl.analysis.report_tables import comparable_references, efficiency, not_counted, scores
     from llmrl.analysis.study_tasks import tasks_compared
-    from llmrl.analysis.tables import beside, efficiency, not_counted, scores
-    from llmrl.analysis.write import counted
     from llmrl.display.console import print_line, print_table
     from llmrl.display.reports import print_study, print_tasks
 
     if numbers.players:
-        table = players_table(numbers.players)
+        table = narrowed(players_table(numbers.players))
         print_table(table.caption, table.columns, table.rows, table.sides)
         for note in table.notes:
             print_line(note)
@@ -135,8 +161,11 @@ def print_numbers(numbers: Report, page: Path) -> None:
         print_study(section)
         for warning in section.warnings:
             print_line(warning)
+        told = "scores" in left_out(section, drawn=False)  # the study's table has the same means
+        for remark in remarks_of(section) if told else ():
+            print_line(remark)
         for table in (
-            scores(section, "", beside(section, numbers)),
+            *([] if told else [scores(section, "", numbers.settings, comparable_references(section, numbers))]),
             *([efficiency(section, "")] if section.efficiency else []),
         ):
             kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
@@ -145,7 +174,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
             print_table(table.caption, [table.columns[i] for i in kept], rows, sides)
             for note in table.notes:
                 print_line(note)
-    if numbers.left:
+    if numbers.excluded:
         table = not_counted(numbers)
         print_table(table.caption, table.columns, table.rows, table.sides)
     print_line(counted(numbers))
@@ -153,21 +182,27 @@ def print_numbers(numbers: Report, page: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Console script."""
+    """Run the console script `llmrl-report`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.ending import EXIT_FAILED, ending, say
+    from llmrl.run.command_exit import EXIT_FAILED, ending, say
 
     with ending("llmrl-report"):
         from llmrl.experiment.run_lookup import folder_of
 
         args.folder = folder_of(args.folder, args.output_root)
         keep_private_like(args.folder)
+        if args.explore:
+            explore(args.folder, args.out)
+            return
+        from llmrl.display.sweeps import print_first_screen
+
         numbers, page = report(args)
         print_numbers(numbers, page)
+        print_first_screen(args.folder)
     if not numbers.counted:
         say("llmrl-report", f"no run in {args.folder} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)

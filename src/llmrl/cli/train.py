@@ -1,6 +1,6 @@
 """`llmrl-train`: compose an experiment from config groups and run it.
 
-Only Hydra is imported here: `--help`, `--cfg job` and shell completion must answer at once.
+Only Hydra is imported here, because `--help`, `--cfg job` and shell completion must respond at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from llmrl.config.hydra_versions import BASE
 
 @hydra.main(config_path="pkg://llmrl.conf", config_name="train", **BASE)
 def train(config: DictConfig) -> float | None:
-    """The task Hydra calls for every job; returns what a sweeper optimises."""
+    """Run one job for Hydra; return the scalar that a sweeper optimises."""
     return command.task("llmrl-train", config)
 
 
 def main() -> None:
-    """Console script."""
+    """Run the console script `llmrl-train`."""
     command.console("llmrl-train", train, "train")
 
 

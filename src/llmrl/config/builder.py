@@ -1,8 +1,8 @@
-"""From config nodes to objects: the one place where `_target_` is looked up and arguments are checked.
+"""Building objects from config nodes: the one place where `_target_` is looked up and arguments are checked.
 
 Every option file names a class and its arguments. Arguments are checked against the signature and type hints of the
-class (ranges included, see `llmrl.core.ranges`) before anything is constructed. What a part needs but no file can say
-(the environment's spec, the seed tree, the device, a language model) is injected by parameter name.
+class (ranges included, see `llmrl.core.ranges`) before anything is constructed. Objects that no file can describe (the
+environment's spec, the seed tree, the device, a language model) are injected by parameter name.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
 
 INJECTED = (
-    *("seeds", "spec", "maker", "device", "llm", "scorer", "governed", "prompt_folder", "folder", "cores"),
+    *("seeds", "spec", "env_factory", "device", "llm", "scorer", "has_principal", "prompt_folder", "folder", "cores"),
     *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "proposals", "processes"),
     *("known", "observers", "trust", "one_game", "workshop"),
 )
-"""Names of what is injected, and not set, unless the option's file has such a field."""
+"""Names of injected parameters. They count as options only where the file of an option has such a field."""
 
 
 class Builder:
-    """Builds config nodes.
+    """A builder of objects from config nodes.
 
     Args:
-        injected: objects offered to every part whose signature names them; `trust` is offered always.
-        trusted: modules that `_target_` may point into beside those of `llmrl.core.trust`.
+        injected: objects by parameter name, given to every part whose signature has that name; `trust` is always added.
+        trusted: modules that `_target_` may point into, in addition to those of `llmrl.core.trust`.
     """
 
     def __init__(self, injected: Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
@@ -36,12 +36,12 @@ class Builder:
         self.injected = {**(injected or {}), "trust": self.trust}
 
     def build(self, node: Mapping[str, Any], where: str) -> Any:
-        """The object that `node` describes; `where` is its place in the config, for messages.
+        """Build the object that `node` describes; return None where `_target_` is null or missing.
 
-        A `_target_` of null builds None.
+        `where` is the place of the node in the config, for error messages.
 
         Raises:
-            ConfigError: untrusted or missing target, unknown, missing, mistyped or out-of-range argument.
+            ConfigError: untrusted, abstract or missing target; unknown, missing, mistyped or out-of-range argument.
         """
         if node.get("_target_") is None:
             return None
@@ -69,17 +69,17 @@ class Builder:
         return target(**arguments)
 
     def value(self, value: Any, hint: Any, where: str) -> Any:
-        """One argument, which `hint` fits; what has a `_target_` is built.
+        """Return one argument, checked against the type `hint`; nodes with a `_target_` in it are built.
 
         Raises:
-            ConfigError: it does not fit, or as `build`.
+            ConfigError: the value does not fit `hint`, or as `build`.
         """
         return checked(self._value(value, where), hint, where)
 
     def check(self, node: Mapping[str, Any], where: str) -> None:
-        """Raise ConfigError for an argument of `node` that could not be: unknown, mistyped or out of range.
+        """Raise ConfigError for an argument of `node` that is unknown, mistyped or out of range.
 
-        Nothing is built, so what only a constructor can know is not found; parts inside are checked the same way.
+        Nested parts are checked the same way. Nothing is built, so checks inside constructors are not run.
         """
         if node.get("_target_") is None:
             return
@@ -97,7 +97,7 @@ class Builder:
                 checked(value, hints[name], f"{where}.{name}")
 
     def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
-        """Whether the part, or one inside it, declares the injected parameter `name`."""
+        """Return whether the part, or a nested part, declares the injected parameter `name`."""
         if node.get("_target_") is None:
             return False
         if name in inspect.signature(self.locate(node["_target_"], where)).parameters:
@@ -106,7 +106,7 @@ class Builder:
         return any(self.needs(part, name, f"{where}.{key}") for key, part in inside)
 
     def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
-        """Whether the part cannot be built without the injected parameter `name`."""
+        """Return whether the part declares the injected parameter `name` without a default."""
         parameter = inspect.signature(self.locate(node["_target_"], where)).parameters[name]
         return parameter.default is inspect.Parameter.empty
 
@@ -120,7 +120,7 @@ class Builder:
         return value
 
     def locate(self, target: str, where: str) -> Any:
-        """The class or function that `_target_` names.
+        """Return the class or function that `target` names; `where` is the place of its node in the config.
 
         Raises:
             ConfigError: as `Trust.locate`.

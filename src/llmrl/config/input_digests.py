@@ -1,6 +1,6 @@
-"""Files outside the config that decide results: what they say belongs to which experiment a run is.
+"""Digests of files outside the config that results depend on.
 
-A digest of each stands in the config, and so in the hash that names the run's folder.
+The digests are in the config, so the hash in the name of a run folder depends on the content of these files.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from typing import Any
 from llmrl.core.errors import ConfigError
 
 _SUBSTRATE = "llmrl.envs.substrates.substrate_env"
-_WITH_TABLE = "llmrl.teachers.options.offline_teacher"
+_WITH_TABLE = "llmrl.teachers.teacher_factory.offline_teacher"
 
 
 def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """The resolved config with digests, each only where there is what it is of; of these, `only` some, if they are
-    named.
+    """Return the resolved config with a digest for each kind of file that it refers to; or with the digests in `only`.
 
-    `prompts_digest` (own prompts), `adapter_digest` (of a local model), `table_digest` (a plan table that is a file),
-    `text_digest` (texts of games that are files), `map_digest` (the map and the pictures of a society's games, where
-    they are files or what is installed).
+    `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model), `table_digest` (plan table
+    from a file), `text_digest` (game texts from files), `map_digest` (map and pictures of a society's games, if they
+    are files or depend on what is installed).
 
     Raises:
-        ConfigError: there is no such file, or it does not say what it said when the run was submitted.
+        ConfigError: a file is missing, or has changed since the run was submitted.
     """
     digests: dict[str, str] = {}
     for key, (what, where, find) in _OUTSIDE.items():
@@ -43,7 +42,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
 
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as it was before `with_digests`."""
+    """Return the config as it was before `with_digests`."""
     return {key: value for key, value in config.items() if key not in _OUTSIDE}
 
 
@@ -56,14 +55,14 @@ def _one(place: Any) -> list[str]:
 
 
 def _texts(config: dict[str, Any]) -> list[str]:
-    """Texts of the game, and of those that a fine-tuned model is evaluated on, that are files."""
+    """Return the text files of the game, and of the games on which a fine-tuned model is evaluated."""
     nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
     texts = [node.get("env", node).get("text") for node in nodes]
     return [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))]
 
 
 def _maps(config: dict[str, Any]) -> list[str]:
-    """The map that is a file, and what `auto` stands for in games on the native engine."""
+    """Return the map file, and `auto` where its meaning on the native engine depends on what is installed."""
     env = config.get("env", {})
     if env.get("_target_") != _SUBSTRATE:
         return []
@@ -82,7 +81,7 @@ def _map_digest(path: Path) -> str:
 
 
 def _table(config: dict[str, Any]) -> list[str]:
-    from llmrl.teachers.offline import CORRECTED, PUBLISHED
+    from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED
 
     teacher = config.get("teacher", {})
     table = teacher.get("table") if teacher.get("_target_") == _WITH_TABLE else None
@@ -126,4 +125,5 @@ _OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[
     "map_digest": ("the map or the pictures that env.map and env.tiles stand for, {}, have", _maps, _map_digest),
     "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
 }
-"""Key in the config -> what it is, the places where it is, and the digest of one, 12 hexadecimal digits."""
+"""For each key of the config: text for messages, and functions for the places of the files and the digest of one, 12
+hexadecimal digits."""

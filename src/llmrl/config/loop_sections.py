@@ -1,4 +1,4 @@
-"""The loops there are, the section of the config that each reads, and the one that an agent is made for."""
+"""The kinds of loops, the section of the config that each reads, and the loop of an agent."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ SETTINGS: Mapping[LoopKind, str] = {
     "learn": "llmrl.loops.learn.LearnSettings",
     "play": "llmrl.loops.play.PlaySettings",
 }
-"""What the section of the config that each kind of loop reads (`section`) is made into."""
+"""The class that the config section of each kind of loop (`section`) is built as."""
 
 
 WATCHED: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
-"""Loops whose steps observers can be told of."""
+"""Loops whose steps observers can watch."""
 
 
 def section(kind: LoopKind) -> str:
-    """The section of the config that says how long a loop goes on: a baseline has the budget of the searches."""
+    """Return the config section with the settings of a loop; a baseline uses that of the policy search."""
     return "search" if kind == "baseline" else kind
 
 
 def agent_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
-    """The loop that an agent is made for, as its class declares it.
+    """Return the loop that the class of an agent declares.
 
     Raises:
-        ConfigError: it declares none, or no such loop.
+        ConfigError: the class declares no loop, or an unknown one.
     """
     target = agent["_target_"]
     loop: AgentLoop | None = getattr(builder.locate(target, "agent"), "loop", None)

@@ -1,8 +1,7 @@
-"""What an option means, out of the comments of the files that it is composed from: the one place where options are
-documented.
+"""Documentation of options, from the comments of the option files, the only place where options are documented.
 
-A key's comment stands behind it, or above it in the same column, and goes on in the lines below that are indented
-further. The first file that has a key says what it means; files that set it later may say why they do.
+The comment of a key is behind it, or above it in the same column, and continues in lines below that are indented
+further. The first file that has a key documents its meaning; files that set it later may give reasons.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class Entry:
     """A key of an option file.
 
     Attributes:
-        key: its path in the file.
-        line: it stands in, from 1.
-        comment: in one line; empty if it has none.
+        key: path of the key in the file.
+        line: number of its line, from 1.
+        comment: comment in one line; empty without one.
         leaf: whether it holds a value, and no further keys.
     """
 
@@ -43,12 +42,12 @@ class Documented:
     """A key of a composed config.
 
     Attributes:
-        key: its path, with dots.
-        value: it has; None where only files were read.
-        meaning: the comment of the file that introduces it.
-        notes: comments of the files that set it later, each with its place.
+        key: path of the key, with dots.
+        value: composed value; None if only files were read.
+        meaning: comment of the first file that documents it.
+        notes: comments of files that set it later, each with its place.
         place: `file:line` of the meaning.
-        set_in: `file:line` that its value comes from, or `typed`.
+        set_in: `file:line` of its value, or `typed`.
         leaf: whether it holds a value, and no further keys.
     """
 
@@ -63,7 +62,7 @@ class Documented:
 
 @functools.cache
 def entries(path: Path) -> tuple[Entry, ...]:
-    """Return the keys of an option file with their comments; `defaults` is none of them."""
+    """Return the keys of an option file with their comments, without `defaults`."""
     import yaml
 
     text = path.read_text(encoding="utf-8")
@@ -75,7 +74,7 @@ def entries(path: Path) -> tuple[Entry, ...]:
 
 
 def header(path: Path) -> str:
-    """Return the first comment of an option file in one line: what the option is."""
+    """Return the comment at the top of an option file in one line: the description of the option."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -101,7 +100,7 @@ def _entries(node: yaml.MappingNode, above: Key, lines: Sequence[str]) -> Iterab
 
 
 def _comment(lines: Sequence[str], first: int, column: int, last: int, end: int) -> str:
-    """The comment of the key at `column` of line `first`, whose value ends at `end` of line `last`, all from 0."""
+    """Return the comment of the key at `column` of line `first`; its value ends at `end` of line `last`, all from 0."""
     texts: list[str] = []
     if last >= len(lines) or (last > first and end == 0):
         last, end = last - 1, len(lines[last - 1])
@@ -110,7 +109,7 @@ def _comment(lines: Sequence[str], first: int, column: int, last: int, end: int)
         texts.insert(0, lines[number])
         number -= 1
     if number < 0:
-        texts = []  # the file's own
+        texts = []  # the comment describes the file
     behind = lines[last][end:].lstrip(" :")
     if behind.startswith("#"):
         texts.append(behind)
@@ -126,11 +125,11 @@ def _indent(line: str) -> int:
 
 
 def documented(files: Sequence[tuple[Path, Key]], values: Mapping[str, Any] | None = None) -> dict[str, Documented]:
-    """Return what `files` say about the keys of the config that they are composed to.
+    """Return the documentation of the keys of a config by dotted key.
 
     Args:
-        files: each with the place that its keys have in the config, what covers others last.
-        values: composed; None: of the files alone.
+        files: option files, each with the place of its keys in the config; later files override earlier ones.
+        values: composed config; None: no values are given.
     """
     found: dict[str, list[tuple[Entry, str]]] = {}
     for path, package in files:
@@ -147,7 +146,7 @@ def documented(files: Sequence[tuple[Path, Key]], values: Mapping[str, Any] | No
 
 
 def shown(path: Path) -> str:
-    """Return the name of an option file: below `conf/` if it is shipped."""
+    """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
     return path.relative_to(root().parent).as_posix() if path.is_relative_to(root()) else str(path)
 
 
@@ -160,15 +159,15 @@ def _at(values: Any, key: str) -> Any:
 
 
 def composed(primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, Documented]:
-    """Return what is known about every key of the config that `overrides` compose.
+    """Return the documentation and value of every key of the config that `overrides` compose, by dotted key.
 
     Args:
         primary: `train` or `finetune`.
-        overrides: as typed; those of several values (sweeps) are none.
-        folders: with options of one's own.
+        overrides: overrides as typed; sweeps over several values are not supported.
+        folders: folders with the user's own options.
 
     Raises:
-        HydraException: they compose nothing.
+        HydraException: the overrides do not compose a config.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.utils import create_config_search_path
@@ -199,7 +198,7 @@ def composed(primary: str, overrides: Sequence[str], folders: Sequence[Path] = (
 
 
 def _file(config_path: str, folders: Sequence[Path]) -> Path | None:
-    """The file of a config, in Hydra's order: what is shipped comes first."""
+    """Return the file of a config, in Hydra's order, with shipped files first; None without one."""
     for folder in (root(), *folders):
         if (path := folder / f"{config_path.removesuffix('.yaml')}.yaml").is_file():
             return path
@@ -207,7 +206,7 @@ def _file(config_path: str, folders: Sequence[Path]) -> Path | None:
 
 
 def written(value: Any) -> str:
-    """Return a value as it is typed.
+    """Return a value as the text of an override.
 
     >>> written(None), written([1, "a"]), written(1e-05), written(True)
     ('null', '[1, a]', '1e-05', 'true')

@@ -1,4 +1,4 @@
-"""Help for mistyped options and fields: Hydra says that one is not there, this adds which are, where it is read."""
+"""Hints for mistyped options and fields: Hydra says that one does not exist, and these list the ones that do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from llmrl.core.option_files import choosable, root
-from llmrl.run.names import seed_of
+from llmrl.run.folder_names import seed_of
 
 _CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-path", "-cp", "--config-dir", "-cd")}
 _IN_FOLDERS = ("experiment", "treatment")
@@ -20,9 +20,9 @@ _OPEN_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
 
 
 def removed(overrides: Sequence[str]) -> str | None:
-    """A sentence about the first override that takes an option out of the config (`~principal`); None if none does.
+    """Return a message about the first override that removes an option of the config (`~principal`); None without one.
 
-    Keys of other people's classes (`env.kwargs.<key>`) may be taken out, and what is Hydra's own.
+    Keys of foreign classes (`env.kwargs.<key>`) and Hydra's own keys may be removed.
     """
     for override in overrides:
         key = override.partition("=")[0].removeprefix("~").partition("@")[0]
@@ -35,7 +35,7 @@ def removed(overrides: Sequence[str]) -> str | None:
 
 
 def ungrammatical(overrides: Sequence[str]) -> bool:
-    """Whether one of the overrides is none in Hydra's grammar: Hydra has said where, and nothing else is known then."""
+    """Return whether an override violates Hydra's grammar; Hydra reports where, and no hint is possible then."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -47,7 +47,7 @@ def ungrammatical(overrides: Sequence[str]) -> bool:
 
 
 def saved_config(arguments: Sequence[str]) -> str | None:
-    """A sentence about a run's saved config that is given as `--config-name`; None if none is."""
+    """Return a message about a run's saved config that is given as `--config-name`; None without one."""
     given = {flag: _values(arguments, *names) for flag, names in _CONFIG.items()}
     for name in given["name"]:
         folders = [Path(), *map(Path, given["folder"])]
@@ -75,9 +75,9 @@ def _of_run(path: Path) -> str:
 
 
 def hint(arguments: Sequence[str], primary: str) -> str | None:
-    """What may have been meant by arguments with which Hydra could compose no config; None if nobody can tell.
+    """Return a hint on arguments from which Hydra could not compose a config; None if there is none.
 
-    `primary` is the config that the command composes.
+    `primary` is the primary config of the command.
     """
     if ungrammatical(arguments):
         return None
@@ -85,8 +85,8 @@ def hint(arguments: Sequence[str], primary: str) -> str | None:
 
 
 def missing_option(arguments: Sequence[str]) -> str | None:
-    """A sentence about the first `group=option` among command-line arguments whose option does not exist, here, in the
-    folders of `--config-dir` or in an installed package; None if all do."""
+    """Return a message about the first argument `group=option` whose option does not exist, neither in this package nor
+    in the folders of `--config-dir` or an installed package; None if all exist."""
     from llmrl.config.installed_options import installed_options
 
     roots = [root(), *folders(arguments)]
@@ -110,7 +110,7 @@ def missing_option(arguments: Sequence[str]) -> str | None:
 
 
 def _no_option(group: str, option: str, found: set[str]) -> str:
-    """`group` has no `option`, and which it has: those most like it, else those beside it."""
+    """Return a message that `group` has no `option`, with the most similar options, or else those of its folder."""
     folder, _, last = option.rpartition("/")
     beside = sorted(name for name in found if name.rpartition("/")[0] == folder)
     near = beside if folder and beside else sorted(found)
@@ -129,16 +129,16 @@ def folders(arguments: Sequence[str]) -> list[Path]:
 
 
 def _values(arguments: Sequence[str], *names: str) -> list[str]:
-    """What is given for a flag, after it or with an equals sign."""
+    """Return the values of a flag, given after it or with an equals sign."""
     after = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in names]
     return [*after, *(a.partition("=")[2] for a in arguments if a.partition("=")[0] in names and "=" in a)]
 
 
 def missing_field(arguments: Sequence[str], primary: str = "train") -> str | None:
-    """A sentence about the first `part.field=value` among command-line arguments whose field does not exist.
+    """Return a message about the first argument `part.field=value` whose field does not exist.
 
-    `primary` is the config that the command composes. None if all fields exist, or if the parts themselves cannot be
-    composed (Hydra has said why).
+    `primary` is the primary config of the command. None if all fields exist, or if the parts cannot be composed, which
+    Hydra has reported.
     """
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -159,7 +159,7 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     except HydraException:
         return None
     for key, _ in pairs:
-        if key.partition("@")[0] in groups:  # a part, and which there are is known
+        if key.partition("@")[0] in groups:  # the choice of a part, not a field
             continue
         *parents, field = key.split(".")
         node = OmegaConf.select(config, ".".join(parents)) if parents else config

@@ -1,7 +1,7 @@
-"""Which treatments a study can be done with: `experiment=<family>/<study> treatment=<name>`.
+"""Treatments and the studies they fit: `experiment=<family>/<study> treatment=<name>`.
 
-A treatment's file says which studies it was made for, in its head: `# @studies search/*,regimes/escape_room`, `*` for
-any name. One of the user's own that says nothing goes with any study, and a study of the user's own with any treatment.
+The head of a treatment's file lists its studies: `# @studies search/*,regimes/escape_room`, `*` for any name. A
+treatment without such a line fits any study, and a study of the user's own takes any treatment.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _STUDIES = re.compile(r"^# @studies (\S+)$", re.MULTILINE)
 
 
 def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] = ()) -> None:
-    """Refuse a treatment that was not made for the study, that has none to change, or that is of another principal.
+    """Raise ConfigError for a treatment without a study, for one of another study, or for one of another principal.
 
     Args:
-        choices: the option of each config group, None or "none" where there is none.
-        folders: folders of the user's own options, where a treatment may be, too.
+        choices: chosen option of each config group; None or "none" without one.
+        folders: folders with the user's own options, which may have treatments, too.
 
     Raises:
-        ConfigError: says which treatments the study has, or which studies the treatment has.
+        ConfigError: the choices do not fit; the message lists the treatments or studies that would.
     """
     treatment, study = choices.get("treatment"), choices.get("experiment")
     for group, option in (("experiment", study), ("treatment", treatment)):
@@ -57,14 +57,14 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 
 
 def treatments() -> dict[str, list[str]]:
-    """Return the treatments that the package ships, and the studies that each was made for, all sorted."""
+    """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
     files = sorted((_shipped() / "treatment").glob("*.yaml"))
     return {file.stem: _studies_of(file) or [] for file in files if file.stem != "none"}
 
 
 @functools.cache
 def studies() -> tuple[str, ...]:
-    """Return the studies that the package ships, `<family>/<name>`, sorted."""
+    """Return the studies of the package, `<family>/<name>`, sorted."""
     root = _shipped() / "experiment"
     names = [file.relative_to(root).with_suffix("").as_posix() for file in root.glob("*/*.yaml")]
     return tuple(sorted(name for name in names if name.split("/")[0] not in PIECES))
@@ -75,14 +75,14 @@ def _shipped() -> Path:
 
 
 def _studies_of(file: Path) -> list[str] | None:
-    """Return the studies that a treatment was made for; None if its file does not say."""
+    """Return the studies that a treatment was made for; None if its file does not list them."""
     found = _STUDIES.search(file.read_text())
     return None if found is None else [s for s in studies() if any(fnmatchcase(s, p) for p in found[1].split(","))]
 
 
 def _principal_of(file: Path) -> str | None:
-    """Return the principal that a treatment chooses, itself or in a treatment that it begins with, and sets numbers of;
-    None if it does neither."""
+    """Return the principal whose options a treatment sets, chosen in its file or in a treatment that it includes; None
+    if it sets none."""
     import yaml
 
     content = yaml.safe_load(file.read_text())

@@ -1,4 +1,4 @@
-"""Arguments checked against the type hints of what takes them, ranges included (`llmrl.core.ranges`)."""
+"""Checks of arguments against the type hints of a class or function, ranges included (`llmrl.core.ranges`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from llmrl.core.errors import ConfigError
 
 
 def type_hints_of(target: Any) -> dict[str, Any]:
-    """Type hints of the constructor, evaluated; names that only exist for type checkers are left out.
+    """Return the evaluated type hints of a function, or of a class's constructor, by argument.
 
-    Those belong to objects that no config can hold.
+    Hints with names that exist only for type checkers are left out; they belong to objects that no config can hold.
     """
     function = target.__init__ if inspect.isclass(target) else target
-    # The constructor of a class without one of its own is a built-in of no module.
+    # The inherited constructor of a class without `__init__` is a built-in without a module.
     namespace = vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
@@ -34,19 +34,24 @@ def type_hints_of(target: Any) -> dict[str, Any]:
 
 
 class _Annotated:
-    """Carrier that lets `typing.get_type_hints` evaluate a single annotation."""
+    """An object with one annotation, for `typing.get_type_hints`."""
 
     def __init__(self, annotation: str) -> None:
         self.__annotations__ = {"value": annotation}
 
 
 def checked(value: Any, hint: Any, where: str) -> Any:
-    """`value`, converted as little as its hint allows (int to float, list to tuple), or a ConfigError."""
+    """Return `value` with only the conversions that its hint requires (int to float, list to tuple).
+
+    Raises:
+        ConfigError: the value does not fit the hint; the message calls it `where`.
+        TypeError: the hint cannot be checked.
+    """
     from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
     try:
         try:
-            # Nothing that is computed with can be infinite, or no number.
+            # No option may be infinite or NaN.
             settings = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
             adapter: TypeAdapter[Any] = TypeAdapter(hint, config=settings)
         except PydanticUserError:  # dataclasses and models carry their own configuration

@@ -1,13 +1,13 @@
-"""Errors a user is meant to read: each names what is wrong and what would work.
+"""Errors that a user is meant to read. Each message names what is wrong and what would work.
 
-The command line prints their message without a traceback (which still goes to the run folder) and exits non-zero.
+The command line prints the message without the traceback and exits non-zero. The traceback goes to the run folder.
 """
 
 from llmrl.core.printable import printable
 
 
 def short_error(error: BaseException) -> str:
-    """One line for a table: the message of an error that is meant to be read, else with what kind it is."""
+    """Return the first line of an error's message, after the name of its class unless it is an `LlmrlError`."""
     first = printable((str(error).splitlines() or [""])[0], lines=False)
     return first if isinstance(error, LlmrlError) and first else f"{type(error).__name__}: {first}".rstrip(": ")
 
@@ -16,19 +16,19 @@ _TRACEBACK = "__llmrl_traceback__"
 
 
 def keep_traceback(error: BaseException, path: str) -> None:
-    """Note on an error where its whole traceback has been written."""
+    """Record on an error the path of the file that holds its whole traceback."""
     setattr(error, _TRACEBACK, path)
 
 
 def kept_traceback(error: BaseException) -> str:
-    """Where the whole traceback of an error has been written; empty if nowhere."""
+    """Return the path that `keep_traceback` recorded on an error; empty if there is none."""
     return str(getattr(error, _TRACEBACK, ""))
 
 
 class LlmrlError(Exception):
-    """Base of all errors that are the user's or the machine's business rather than a defect of this package.
+    """Base class of errors that the user or the machine causes, as opposed to defects of this package.
 
-    Messages may hold what a server or a file says, so they are `printable`.
+    Messages may quote a server or a file, so `str(error)` is `printable`.
     """
 
     def __str__(self) -> str:
@@ -36,11 +36,11 @@ class LlmrlError(Exception):
 
 
 class ConfigError(LlmrlError):
-    """An option, value or combination of parts that cannot work."""
+    """An option, a value or a combination of parts that cannot work."""
 
 
-class NeededRunFailed(LlmrlError):  # noqa: N818  (it is not this run's)
-    """A run that another one needs has ended without a result."""
+class PrerequisiteFailed(LlmrlError):  # noqa: N818  (it is not this run's)
+    """A run that this run depends on has ended without a result."""
 
 
 class EngineError(LlmrlError):
@@ -50,7 +50,8 @@ class EngineError(LlmrlError):
 class LLMError(LlmrlError):
     """A language model could not be reached or refused to serve (missing key, outage, quota).
 
-    `refused`: nothing was generated, for certain, so that nothing is charged; else nobody knows.
+    Attributes:
+        refused: true if certainly nothing was generated, so that nothing is charged; false if that is not known.
     """
 
     def __init__(self, message: str = "", *, refused: bool = False) -> None:
@@ -59,13 +60,14 @@ class LLMError(LlmrlError):
 
 
 class NotAsked(LLMError):  # noqa: N818  (nothing went wrong)
-    """A call to a language model that is not made, or not made again, because the user wants it so."""
+    """A call to a language model was not made, or not repeated, because of a limit or a stop set by the user."""
 
 
 class BudgetExhausted(NotAsked):
     """One more call could exceed what the run may spend on language models.
 
-    `reached` says which limit, without what to do about it.
+    Attributes:
+        reached: the limit that was reached, in words, without the advice that the message adds.
     """
 
     def __init__(self, reached: str, advice: str = "") -> None:
@@ -74,15 +76,15 @@ class BudgetExhausted(NotAsked):
 
 
 class Interrupted(NotAsked):
-    """The run is to stop."""
+    """A call to a language model was abandoned because the run is stopping."""
 
 
 class TooManyInvalid(LLMError):  # noqa: N818
-    """Too large a share of a language model's replies could not be read."""
+    """The share of a language model's replies that could not be parsed is too large."""
 
 
 class Diverged(LlmrlError):  # noqa: N818  (nobody made a mistake)
-    """Learning has come to numbers that are none: not a number, or infinite."""
+    """Learning has produced numbers that are not finite (NaN or infinity)."""
 
 
 class CheckpointError(LlmrlError):
@@ -90,12 +92,12 @@ class CheckpointError(LlmrlError):
 
 
 class RunFolderError(LlmrlError):
-    """A run folder cannot be created, written, or is in use by another process."""
+    """A run folder cannot be created or written, or another process is using it."""
 
 
 class RunInUse(RunFolderError):  # noqa: N818  (nothing went wrong)
-    """Another live process works on the run folder."""
+    """Another live process is using the run folder."""
 
 
 class ProcessesError(LlmrlError):
-    """Another of the processes that compute a run together has failed, is gone, or computes something else."""
+    """Another process of a run of several processes has failed, is gone, or computes something else."""

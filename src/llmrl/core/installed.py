@@ -1,7 +1,7 @@
-"""What installed packages declare for this one, as entry points of the groups `GROUPS`.
+"""Entry points that installed packages declare for llmrl, in the groups `GROUPS`.
 
-Their files are read, no code of theirs is imported. `importlib.metadata.entry_points()` would parse those of
-every package there is, which takes as long as the rest of `--help`.
+Only metadata files are read; no code of these packages is imported. `importlib.metadata.entry_points()` would parse
+the entry points of every installed package, which takes as long as the rest of `--help`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARTS = "llmrl.parts"
-"""Parts of an experiment, named `<config group>.<option>`; or modules that are trusted, under any name."""
+"""Group of parts of an experiment, named `<config group>.<option>`; or of trusted modules, under any name."""
 BACKENDS = "llmrl.backends"
-"""Where runs of a sweep are computed."""
+"""Group of backends, which compute the runs of a sweep."""
 SINKS = "llmrl.sinks"
-"""Where metrics go."""
+"""Group of sinks, which receive metrics."""
 GROUPS = (PARTS, BACKENDS, SINKS)
 
 _METADATA = (".dist-info", ".egg-info")
@@ -26,14 +26,14 @@ _METADATA = (".dist-info", ".egg-info")
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """One line of a package's `[project.entry-points."llmrl.parts"]`.
+    """An entry point, one line of a package's table such as `[project.entry-points."llmrl.parts"]`.
 
     Attributes:
         group: one of `GROUPS`.
-        name: what stands before the equals sign.
-        module: dotted name of the module that it means.
-        attribute: class or function in it; empty if the module itself is meant.
-        package: the distribution that declares it, with its version.
+        name: name before the equals sign.
+        module: dotted name of the module that the entry point names.
+        attribute: class or function in the module; empty if the entry point names the module.
+        package: name and version of the distribution that declares it.
     """
 
     group: str
@@ -44,15 +44,16 @@ class EntryPoint:
 
     @property
     def target(self) -> str:
-        """The dotted name of what it means."""
+        """Dotted name of the module, class or function."""
         return f"{self.module}.{self.attribute}" if self.attribute else self.module
 
 
 @functools.cache
 def entry_points() -> tuple[EntryPoint, ...]:
-    """Return those of all installed packages, by group and name; what lies in the working directory is not installed.
+    """Return the entry points of all installed packages, sorted by group, name and package.
 
-    Of a package that is found twice the first counts, as where it is imported.
+    Packages in the working directory do not count. If a package is found twice, the first on `sys.path` counts, as in
+    an import.
     """
     here = os.path.realpath(Path.cwd())
     found: dict[str, list[EntryPoint]] = {}
@@ -66,7 +67,7 @@ def entry_points() -> tuple[EntryPoint, ...]:
 
 
 def _declaring(place: str) -> Iterator[str]:
-    """Folders of metadata in `place` whose entry points may be some of ours."""
+    """Yield the metadata folders in `place` that mention a group of llmrl in their entry points."""
     try:
         with os.scandir(place) as entries:
             folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA))

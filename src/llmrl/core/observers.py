@@ -1,5 +1,4 @@
-"""Who is told of the steps that are played: observers beside a rollout, and policies that learn what became of their
-actions."""
+"""Callbacks for the steps of a rollout, for observers and for policies that are told the results of their actions."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.records import Act, Observation, Step
+from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.rollouts import Episode, Rollout
 
 
@@ -17,63 +16,63 @@ class Transition:
     """One step of all games.
 
     Attributes:
-        observation: all channels of the environment, in the state that was acted in. An engine may write over these
-            arrays two steps later: copy what is kept.
-        act: what the policy decided.
-        step: what it led to.
-        ended: the game is over and waits for its next reset, [n_envs] bool. What a game shows that was over before
-            means nothing.
+        observation: all channels of the environment, in the state before the step. An engine may overwrite these
+            arrays two steps later: copy what you keep.
+        output: decisions of the policy.
+        step: result of the step.
+        ended: whether the game is over and waits for its next reset, [n_envs] bool. The data of a game that was over
+            before the step are meaningless.
     """
 
     observation: Observation
-    act: Act
+    output: PolicyOutput
     step: Step
     ended: np.ndarray
 
 
 @runtime_checkable
 class StepObserver(Protocol):
-    """Who is told of resets and steps: an `Observer`, and a policy that is told what its actions led to.
+    """Callbacks for resets and steps: an `Observer`, or a policy that is told the results of its actions.
 
-    A policy is told before observers are, because what it learns is part of the play.
+    A policy is called before observers, because its reaction can change its next actions.
     """
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """New episodes have begun in the games where `games` [n_envs] is true; `observation` is every game's."""
+        """Handle new episodes in the games where `games` [n_envs] is true; `observation` is that of all games."""
         ...
 
     def on_step(self, transition: Transition) -> None:
-        """All games were stepped."""
+        """Handle a step of all games."""
         ...
 
 
 class Observer:
-    """Watches a rollout and changes nothing in it; `Collector(observers=[...])` tells it.
+    """Base class of passive observers of a rollout, which are passed to `Collector(observers=[...])`.
 
-    Derive from it and override what is needed: every method does nothing by default. Arrays must not be changed.
-    Whatever it raises ends the run.
+    Override the methods you need; by default they do nothing. Do not modify the arrays. An exception ends the run.
 
     Attributes:
-        channels: of the environment that it reads; a channel that is only computed on request is requested.
+        channels: observation channels that the observer reads; they are requested where computed only on request.
     """
 
     channels: tuple[str, ...] = ()
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """New episodes have begun in the games where `games` [n_envs] is true; `observation` is every game's."""
+        """Handle new episodes in the games where `games` [n_envs] is true; `observation` is that of all games."""
 
     def on_step(self, transition: Transition) -> None:
-        """All games were stepped."""
+        """Handle a step of all games."""
 
     def on_progress(self, steps: int) -> None:
-        """Every game has made so many steps since this was told last: some twenty times a second, where steps are that
-        fast, and when a collection is over. For whoever need not look at each."""
+        """Handle `steps` further steps of every game since the last call, for displays that need not see each step.
+
+        Called about 20 times a second, if steps are that fast, and at the end of a rollout."""
 
     def on_episode_end(self, episode: Episode) -> None:
-        """An episode is over; told when the collection that it ended in is, in the order of ends and then of games."""
+        """Handle a finished episode. Called at the end of its rollout, in the order of ends and then of games."""
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """So many steps were collected. The next collection writes over its tensors."""
+        """Handle a collected rollout. The next one overwrites its tensors."""
 
     def close(self) -> None:
-        """Nothing more is to come. An observer of a run that is interrupted is not closed."""
+        """Release resources at the end of a run. Not called when a run is interrupted."""

@@ -1,6 +1,6 @@
-"""The option files that the package ships (`llmrl.conf`), with what they are composed from.
+"""The option files that the package ships (`llmrl.conf`), and the files that they are composed from.
 
-Files whose names begin with `_` are bases, which options begin with and nobody chooses; so are the folders `PIECES`.
+Files whose names begin with `_`, and files in the folders `PIECES`, are bases of options and cannot be chosen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PIECES = ("parts", "numbers")
-"""Folders of what options are made of, which nobody chooses."""
+"""Folders of files that options are composed from and that cannot be chosen."""
 
 
 def root() -> Path:
@@ -23,7 +23,7 @@ def root() -> Path:
 
 
 def choosable(path: str) -> bool:
-    """Return whether an option or a folder of options is one to choose.
+    """Return whether an option or a folder of options can be chosen.
 
     >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("experiment/search/parts/props")
     (True, False, False)
@@ -32,20 +32,20 @@ def choosable(path: str) -> bool:
 
 
 def names(group: str) -> list[str]:
-    """Return the names of the options of a group, in order."""
+    """Return the names of the options of a group, sorted."""
     return sorted(path.stem for path in (root() / group).glob("*.yaml") if choosable(path.stem))
 
 
 def options(group: str) -> dict[str, dict[str, Any]]:
-    """Return every option of a group, as `option` does."""
+    """Return every option of a group by name, as `option` returns it."""
     return {name: option(group, name) for name in names(group)}
 
 
 def option(group: str, name: str) -> dict[str, Any]:
     """Return an option as an unresolved plain dict, with the fields of the bases that its `defaults` name.
 
-    Options that also set keys outside (`# @package _global_`) are shown by what they hold under the group's own key.
-    What they choose of other groups is left out.
+    Of an option that sets keys of the whole config (`# @package _global_`), only those under the group's own key are
+    returned. Its choices of other groups' options are left out.
 
     Raises:
         FileNotFoundError: there is no such option.
@@ -66,8 +66,9 @@ def _option(group: str, name: str) -> dict[str, Any]:
 
 
 def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return the files that an option is composed from, what covers others last, each with the place that its keys have
-    in a config. What an option chooses of other groups is left out.
+    """Return the files that an option is composed from, each with the path of keys at which it stands in a config.
+
+    Later files override earlier ones. The option's choices of other groups' options are left out.
 
     Raises:
         FileNotFoundError: there is no such option.
@@ -80,7 +81,7 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
     files: list[tuple[Path, tuple[str, ...]]] = []
     for base in content(path).get("defaults", []):
         if isinstance(base, dict):
-            # Of a group inside this one (`backend: slurm`); other groups are chosen by their own names.
+            # A choice of a group inside this one (`backend: slurm`); choices of other groups are left out.
             ((inner, chosen),) = base.items()
             if isinstance(chosen, str) and (path.parent / inner).is_dir():
                 base = f"{inner}/{chosen}@{inner}"
@@ -94,14 +95,14 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
 
 
 def is_global(path: Path) -> bool:
-    """Return whether a file sets keys of the whole config, and not of its group alone."""
+    """Return whether a file sets keys of the whole config instead of keys of its group."""
     header = itertools.takewhile(lambda line: line.startswith("#"), _text(path).splitlines())
     return any(line.split() == ["#", "@package", "_global_"] for line in header)
 
 
 @functools.cache
 def content(path: Path) -> dict[str, Any]:
-    """Return what an option file holds; not to be changed."""
+    """Return the parsed content of an option file. It is cached: do not change it."""
     import yaml
 
     return yaml.safe_load(_text(path)) or {}
@@ -113,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Put the fields of `above` over those of `below`, in place; what is missing (`???`) covers nothing."""
+    """Override the fields of `below` with those of `above`, in place. A missing value (`???`) overrides nothing."""
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(key), dict):
             merge(below[key], value)
@@ -122,7 +123,9 @@ def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
 
 
 def hide_bases() -> None:
-    """Have Hydra list only what can be chosen (`--help`, messages, completion, `glob(*)`); done once a process."""
+    """Make Hydra list only options that can be chosen (`--help`, messages, completion, `glob(*)`).
+
+    It patches Hydra once per process; further calls do nothing."""
     from hydra._internal.config_repository import ConfigRepository
 
     every: Callable[..., list[str]] = ConfigRepository.get_group_options

@@ -1,4 +1,4 @@
-"""Several measurements of one vector as one estimate."""
+"""Pooled estimates of vectors that were measured several times."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ Key = tuple[float, ...]
 
 @dataclass
 class Estimate:
-    """What all measurements of a vector in a context say.
+    """Estimate of a vector's value in a context, pooled over all its measurements.
 
     Attributes:
-        vector, context: what was measured, and where; no context is None.
-        first: number of its first measurement among all of the pool, from 0.
-        value: mean over all independent numbers, so a measurement weighs as much as it has episodes.
-        units: independent numbers that `value` is the mean of: episodes, or societies.
-        episodes: of all measurements.
-        measurements: how many there are.
-        draws: names of the random numbers that they were made with.
+        vector: vector that was measured.
+        context: context of the measurements; None if there are no contexts.
+        first: index of the vector's first measurement among all measurements of the pool, from 0.
+        value: mean over all independent numbers, so a measurement has the weight of its `units`.
+        units: number of independent numbers that `value` averages: episodes, or societies.
+        episodes: total number of episodes.
+        measurements: number of measurements.
+        draws: names of the random numbers of the measurements.
     """
 
     vector: Key
@@ -38,13 +39,13 @@ class Estimate:
 
     @property
     def standard_error(self) -> float | None:
-        """Of `value`, over units; of a single unit what its own measurement said, None where nothing is known."""
+        """Standard error of `value` over units; for a single unit, that of its measurement; None if unknown."""
         if self.units < 2:
             return self._alone
         return math.sqrt(self._squares / (self.units - 1) / self.units)
 
     def add(self, value: float, standard_error: float | None, units: int, episodes: int) -> None:
-        """One more measurement: the mean of `units` independent numbers, and its standard error.
+        """Add a measurement: the mean `value` of `units` independent numbers, and its standard error.
 
         Moments are merged as by Chan, Golub & LeVeque (1983), "Algorithms for computing the sample variance".
         """
@@ -56,14 +57,15 @@ class Estimate:
         self.units, self.episodes, self.measurements = total, self.episodes + episodes, self.measurements + 1
 
 
-class Pool:
-    """Estimates of vectors by context, of all their measurements.
+class PooledEstimates:
+    """Estimates of vectors by context, each pooled over all measurements of the vector.
 
-    The highest of several noisy estimates is too high whatever they are pooled from (the winner's curse); pooling only
-    takes the luckiest measurement of one vector out of it.
+    The highest of several noisy estimates is biased upwards even if they are pooled (the winner's curse). Pooling only
+    removes the bias from choosing the luckiest measurement of one vector.
 
     Args:
-        fewest: episodes below which an estimate is not among the best: the mean of a few episodes would be it by luck.
+        fewest: least number of episodes of an estimate that `best` and `ranked` return, because the mean of a few
+            episodes may be the highest by luck.
     """
 
     def __init__(self, fewest: int = 1) -> None:
@@ -82,15 +84,15 @@ class Pool:
         context: int | str | None = None,
         draw: str | None = None,
     ) -> Estimate:
-        """Take in a measurement; returns what is known of its vector now.
+        """Add a measurement and return the pooled estimate of its vector.
 
         Args:
-            vector: what was measured, [d]; only equal numbers are the same vector.
+            vector: vector that was measured, [d]. Vectors are the same only if all numbers are exactly equal.
             value, standard_error: mean of `units` independent numbers, and its standard error.
-            units, episodes: see `Estimate`.
-            context: where.
-            draw: name of the random numbers of this measurement. A second one of a vector with the same ones (two equal
-                proposals of a step, seeds common to all steps) is the first again, and is not counted. None: its own.
+            units, episodes: numbers of independent numbers and of episodes (see `Estimate`).
+            context: context of the measurement.
+            draw: name of the random numbers of this measurement. A second measurement of a vector with the same draw
+                (equal proposals in one step, seeds shared by all steps) is a repetition and not counted. None: its own.
         """
         key = key_of(vector)
         found = self._found.get((context, key))
@@ -111,24 +113,24 @@ class Pool:
         return found
 
     def of(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> Estimate:
-        """What is known of a vector.
+        """Return the estimate of a vector in a context.
 
         Raises:
-            KeyError: it was never measured.
+            KeyError: the vector was never measured there.
         """
         return self._found[context, key_of(vector)]
 
     def best(self, context: int | str | None = None) -> Estimate | None:
-        """The highest estimate of a context, of equals the one that was measured first; None if there is none."""
+        """Return the highest estimate of a context, of equal ones the one measured first; None if there is none."""
         return self._best.get(context)
 
     def ranked(self, context: int | str | None = None) -> list[Estimate]:
-        """The estimates of a context, highest first."""
+        """Return the estimates of a context with at least `fewest` episodes, highest first."""
         return sorted(self._fit(context), key=_rank, reverse=True)
 
     @property
     def contexts(self) -> list[int | str | None]:
-        """Those in which something was measured, in the order of their first measurements."""
+        """Contexts with measurements, in the order of their first measurements."""
         return list(dict.fromkeys(context for context, _ in self._found))
 
     def _fit(self, context: int | str | None) -> list[Estimate]:
@@ -136,7 +138,7 @@ class Pool:
 
 
 def key_of(vector: Sequence[float] | np.ndarray) -> Key:
-    """What equal vectors have in common; -0 is 0."""
+    """Return a vector as a hashable key; -0.0 becomes 0.0."""
     return tuple(float(x) + 0.0 for x in vector)
 
 

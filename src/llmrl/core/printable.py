@@ -1,5 +1,7 @@
-"""Text from outside, made fit for a terminal: what a server, a file or another process says must not move the cursor,
-colour or hide lines, or turn the reading direction, and so pass for what this program says."""
+"""Escaping of text from servers, files and other processes, so that it is safe to print in a terminal.
+
+It must not move the cursor, colour or hide lines, or change the reading direction, and so pass for this program's own
+output."""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ import logging
 import unicodedata
 
 _JOINERS = "\u200c\u200d"
-"""Format characters that scripts and emoji are written with; they show nothing by themselves."""
+"""Format characters (joiners) that some scripts and emoji need; they are invisible and harmless."""
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Categories of Unicode: controls, formats (of the reading direction, too), halves of pairs, separators."""
+"""Unicode categories that are escaped: controls, formats (e.g. of the reading direction), surrogates, separators."""
 
 
 def printable(text: object, lines: bool = True) -> str:
-    r"""`text` with everything spelled out that a terminal would obey instead of show.
+    r"""Return `text` with escapes (`\x1b`) in place of characters that would control a terminal.
 
     Args:
-        text: anything; its `str`.
-        lines: keep line breaks and tabs; else they are spelled out, too.
+        text: any object; its `str` is used.
+        lines: whether to keep line breaks and tabs instead of escaping them.
 
     >>> printable("\x1b[2J\x9b1A done\rfaked")
     '\\x1b[2J\\x9b1A done\\x0dfaked'
@@ -38,19 +40,19 @@ def _shown(letter: str, lines: bool) -> str:
 
 
 class PrintableRecord(logging.LogRecord):
-    """What is logged, with messages that are `printable`, whichever handler writes them."""
+    """A log record whose message is `printable`, whichever handler writes it."""
 
     def getMessage(self) -> str:  # noqa: N802  (its name in the standard library)
         return printable(super().getMessage())
 
 
 def print_records() -> None:
-    """Let everything that is logged in this process be `printable`."""
+    """Make all log messages of this process `printable`."""
     logging.setLogRecordFactory(PrintableRecord)
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text reads as a number.
+    """Return whether Python's `float` accepts a text.
 
     >>> is_number("-1e3"), is_number("one")
     (True, False)

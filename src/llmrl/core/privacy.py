@@ -1,4 +1,4 @@
-"""What others may see of a run: its files are its owner's alone."""
+"""File modes that keep a run's files private to their owner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OWNER_ONLY = 0o077
-"""The umask by which new folders get the mode 0700 and new files 0600."""
+"""The umask that gives new folders the mode 0700 and new files 0600."""
 _USERS_UMASK = "LLMRL_UMASK"
-"""Environment variable with the umask that the first of our processes was started with, for those it starts."""
+"""Environment variable with the original umask of our first process, for the processes that it starts."""
 
 
 def keep_private(private: bool = True) -> None:
-    """Give what this process and those it starts create from now on to its owner alone; if not `private`, to whom the
-    umask says with which the first of them was started."""
+    """Make files that this process and its children create from now on readable by their owner alone.
+
+    If not `private`, restore the umask with which our first process was started."""
     before = os.umask(OWNER_ONLY)
     users = int(os.environ.setdefault(_USERS_UMASK, f"{before:04o}"), 8)
     if not private:
@@ -25,13 +26,13 @@ def keep_private(private: bool = True) -> None:
 
 
 def keep_private_like(folder: Path) -> None:
-    """`keep_private` where `folder` is open to its owner alone, or is not there."""
+    """Call `keep_private`, with `private` if `folder` is open to its owner alone or does not exist."""
     keep_private(not folder.exists() or not folder.stat().st_mode & OWNER_ONLY)
 
 
 @dataclass
 class _Kept:
-    """Blocks of `kept_private` that ask for the same, and what was before the first of them."""
+    """Concurrent blocks of `kept_private` with the same argument, and the state before the first of them."""
 
     private: bool
     umask: int
@@ -45,9 +46,11 @@ _kept: list[_Kept] = []
 
 @contextmanager
 def kept_private(private: bool) -> Iterator[None]:
-    """`keep_private` until the block is over, and those of other threads beside it, which are to ask for the same."""
+    """Call `keep_private(private)` for the duration of the block, and of concurrent blocks of other threads.
+
+    Concurrent blocks must have the same argument, because the umask belongs to the whole process."""
     with _changing:
-        # Not set again where it is: files that another thread makes that instant would get the wrong mode.
+        # Not set again if unchanged: files that another thread creates meanwhile would get the wrong mode.
         if not _kept or _kept[-1].private != private:
             before = os.umask(OWNER_ONLY)
             os.umask(before)
@@ -68,10 +71,10 @@ def kept_private(private: bool) -> Iterator[None]:
 
 
 def make_folder(folder: Path, private: bool) -> None:
-    """Create a folder and those above it that are missing; `private`: for its owner alone, also if it was there.
+    """Create a folder and its missing parents; if `private`, with mode 0700, even if the folder existed.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     if not private:
         folder.mkdir(parents=True, exist_ok=True)

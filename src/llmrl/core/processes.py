@@ -1,11 +1,12 @@
-"""The processes that compute one run together: who they are, and what they tell each other.
+"""The group of processes that compute one run together, and their collective operations.
 
-All of them run the same loop with the same seeds, so they simulate the same games, and only the work of a costly model
-is shared: each computes its `share` of a batch, and `gather` or `sum_` gives all of them the whole. What they hold is
-therefore equal at all times, up to the last bit, and a run is the same function of (config, seed) as in one process.
+All processes run the same loop with the same seeds and simulate the same games. Only the work of a costly model is
+divided: each process computes its `share` of a batch, and `gather` or `all_reduce` gives all of them the whole result.
+Their states are therefore equal at all times, bit for bit, and a run is the same function of (config, seed) as in one
+process.
 
-Who starts the processes tells each of them who it is by the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-MASTER_PORT, as `torchrun` does.
+The launcher sets the environment variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as `torchrun`
+does.
 """
 
 from __future__ import annotations
@@ -27,83 +28,86 @@ if TYPE_CHECKING:
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 TIMEOUT_S = 1800.0
-"""How long a process waits for another: longer than any of them takes to save a large model."""
+"""Time that a process waits for another, seconds: longer than saving a large model takes."""
 _BUCKET_BYTES = 2**26
 _FAILED = "llmrl/failed"
-_NEWS_S = 5.0  # how long who lost a process waits to be told why
+_NEWS_S = 5.0  # time that a process waits to be told why another one is gone
 _LEAVE_S = 5.0
 
 
-class Processes:
-    """One process alone; `join` makes what is several.
+class ProcessGroup:
+    """The group of a single process. `join` returns the group that this process was started in.
 
     Attributes:
-        rank: which of them this one is, 0 .. world_size - 1. The first owns the run folder and talks to the user.
-        world_size: how many they are.
+        rank: index of this process, 0 .. world_size - 1. Process 0 owns the run folder and talks to the user.
+        world_size: number of processes.
     """
 
     rank = 0
     world_size = 1
 
     @staticmethod
-    def join() -> Processes:
-        """The processes this one was started with; waits until all are there. Asked again, it gives the same.
+    def join() -> ProcessGroup:
+        """Return the group that this process was started in, after all its processes have joined.
+
+        Further calls return the same group.
 
         Raises:
-            ConfigError: the variables of the environment make no sense.
-            ProcessesError: the others did not come.
+            ConfigError: the environment variables are invalid.
+            ProcessesError: the other processes could not be reached in time.
         """
         global _joined
         if _joined is None:
             rank, world_size = placed()
-            _joined = Processes() if world_size == 1 else _Group(rank, world_size)
+            _joined = ProcessGroup() if world_size == 1 else _Group(rank, world_size)
         return _joined
 
     @staticmethod
-    def joined() -> Processes:
-        """What `join` gave before; this process alone if it was not asked."""
-        return Processes() if _joined is None else _joined
+    def joined() -> ProcessGroup:
+        """Return the group that `join` returned before; the group of this process alone if it was not called."""
+        return ProcessGroup() if _joined is None else _joined
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the first process."""
         return self.rank == 0
 
     def share(self, n: int) -> slice:
-        """This process's part of a list of n, in the order of ranks; sizes differ by at most 1, and may be 0."""
+        """Return this process's slice of n items, in the order of ranks. Sizes differ by at most 1 and may be 0."""
         return slice(n * self.rank // self.world_size, n * (self.rank + 1) // self.world_size)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows (first axis) of all processes in the order of ranks, the same everywhere; counts may differ, what a
-        row is may not. No gradient flows through it."""
+        """Return the concatenated rows (first axis) of all processes, in the order of ranks, without gradients.
+
+        The number of rows may differ between processes; their shape and dtype may not."""
         return tensor
 
-    def sum_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over the processes, which give as many, of the same shapes."""
+    def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, which must pass equally many of the same shapes."""
 
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum `.grad` over the processes. What has none in some counts as zero there; none anywhere stays none."""
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum `.grad` over all processes. A missing gradient counts as zero unless it is missing in every process."""
 
-    def everyone(self, value: Any) -> list[Any]:
-        """What each process gives, plain data, in the order of ranks."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the values (plain data) that all processes pass, in the order of ranks."""
         return [value]
 
     def agree(self, value: Any) -> Any:
-        """What the first process gives, plain data."""
-        return self.everyone(value)[0]
+        """Return the value (plain data) that process 0 passes."""
+        return self.all_gather_object(value)[0]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this."""
 
     def fail(self, error: BaseException) -> None:
-        """Leave because of `error`; the others are told as soon as they notice that this one is gone."""
+        """Leave because of `error`. The other processes get its message when they notice that this one is gone."""
 
     def leave(self) -> None:
-        """Leave with the others, at the end."""
+        """Leave together with the other processes at the end of the run."""
 
 
-class _Group(Processes):
-    """Several, over torch.distributed: gloo, and nccl for what is on GPUs."""
+class _Group(ProcessGroup):
+    """Several processes, connected by torch.distributed: nccl for tensors on GPUs, gloo for everything else."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         import torch
@@ -126,7 +130,7 @@ class _Group(Processes):
                 world_size=world_size,
                 timeout=wait,
             )
-            # What is no tensor does not pass through GPUs.
+            # Plain data does not pass through GPUs.
             self._plain = dist.new_group(backend="gloo", timeout=wait) if gpus else dist.group.WORLD
         except (RuntimeError, ValueError, OSError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -139,8 +143,9 @@ class _Group(Processes):
         import torch.distributed as dist
 
         rows = tensor.detach().contiguous()
-        counts, one = self.everyone(len(rows)), rows.shape[1:]
-        # As bytes: not every backend knows every type. As many for each process: not every one can send fewer.
+        counts, one = self.all_gather_object(len(rows)), rows.shape[1:]
+        # As bytes, because not every backend supports every dtype; of equal sizes, because not every backend supports
+        # unequal ones.
         own = torch.zeros(max(counts), prod(one) * rows.element_size(), dtype=torch.uint8, device=rows.device)
         own[: len(rows)] = rows.reshape(len(rows), prod(one)).view(torch.uint8)
         found = [torch.empty_like(own) for _ in counts]
@@ -149,34 +154,34 @@ class _Group(Processes):
         whole = torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
         return whole.view(rows.dtype).reshape(sum(counts), *one)
 
-    def sum_(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
         import torch
         import torch.distributed as dist
 
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
             if flat.dtype in (torch.float16, torch.bfloat16):
-                flat = flat.float()  # a sum of short numbers would lose what the processes have in common
+                flat = flat.float()  # a sum in 16 bits would round away what the processes must agree on
             with self._together():
                 dist.all_reduce(flat)
             with torch.no_grad():
                 for tensor, part in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
                     tensor.copy_(part.view_as(tensor))
 
-    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         import torch
 
-        # Those that are divided among the processes are summed as they are computed.
+        # Gradients of sharded parameters are already summed when they are computed.
         parameters = [p for p in parameters if not hasattr(p, "to_local")]
         there = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-        self.sum_([there])
+        self.all_reduce([there])
         summed = [p for p, count in zip(parameters, there.tolist(), strict=True) if count]
         for parameter in summed:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.sum_([p.grad for p in summed if p.grad is not None])
+        self.all_reduce([p.grad for p in summed if p.grad is not None])
 
-    def everyone(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.world_size
@@ -192,13 +197,13 @@ class _Group(Processes):
 
     def fail(self, error: BaseException) -> None:
         if isinstance(error, ProcessesError):
-            return  # another one has failed
+            return  # another process has failed, and has said so
         cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
         said = f"process {self.rank} of {self.world_size} on {socket.gethostname()} failed: {short_error(cause)}"
         try:
             self._store.compare_set(_FAILED, "", said + "\n" + "".join(traceback.format_exception(cause)))
         except RuntimeError:
-            return  # who keeps the store is gone already
+            return  # the process that keeps the store is gone already
 
     def leave(self) -> None:
         import torch.distributed as dist
@@ -211,7 +216,7 @@ class _Group(Processes):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Around an exchange: that another process is gone is told as what it is."""
+        """Wrap an exchange: raise ProcessesError with the other process's message if that process is gone."""
         try:
             yield
         except RuntimeError as error:
@@ -225,14 +230,14 @@ class _Group(Processes):
             raise lost from error
 
 
-_joined: Processes | None = None
+_joined: ProcessGroup | None = None
 
 
 def placed() -> tuple[int, int]:
-    """Rank and number of the processes this one was started with, by the environment; (0, 1) alone.
+    """Return the rank of this process and the number of processes, from the environment; (0, 1) for a single process.
 
     Raises:
-        ConfigError: the variables of the environment make no sense.
+        ConfigError: the environment variables are invalid.
     """
     world_size = _number("WORLD_SIZE", 1)
     if world_size <= 1:
@@ -249,10 +254,10 @@ def placed() -> tuple[int, int]:
 
 
 def local_device(device: str) -> str:
-    """The torch device of this process, where `cuda` means any GPU of this machine: the one of its place here.
+    """Return the torch device of this process: for `cuda`, the GPU of this machine that belongs to its local rank.
 
     Raises:
-        ConfigError: there are fewer GPUs here than processes.
+        ConfigError: this machine has fewer GPUs than processes.
     """
     if device != "cuda" or placed()[1] == 1:
         return device
@@ -260,7 +265,7 @@ def local_device(device: str) -> str:
 
     place, gpus = _number("LOCAL_RANK", 0), torch.cuda.device_count()
     if gpus == 1 and _number("LOCAL_WORLD_SIZE", 1) > 1 and "SLURM_PROCID" in os.environ:
-        return "cuda:0"  # the scheduler shows each process its own GPU alone
+        return "cuda:0"  # the scheduler shows each process only its own GPU
     if place >= gpus:
         raise ConfigError(
             f"process {place} of this machine has no GPU of its own: torch sees {gpus}; start as many processes as "
@@ -271,18 +276,18 @@ def local_device(device: str) -> str:
 
 @contextmanager
 def leaving_together() -> Iterator[None]:
-    """Around what a program does: at its end the processes part, and if one fails, the others learn why."""
+    """Wrap a program: leave the group at its end; if this process fails, let the other processes know why."""
     try:
         yield
     except BaseException as error:
         stopped = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
-        # Told to stop, all of them have.
+        # A signal to stop reaches all processes.
         if stopped:
-            Processes.joined().leave()
+            ProcessGroup.joined().leave()
         else:
-            Processes.joined().fail(error)
+            ProcessGroup.joined().fail(error)
         raise
-    Processes.joined().leave()
+    ProcessGroup.joined().leave()
 
 
 def _number(name: str, default: int) -> int:
@@ -293,7 +298,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors in the order given, those of one type on one device together as far as memory allows."""
+    """Yield groups of tensors of one dtype and device, of at most `_BUCKET_BYTES` unless a single one is larger."""
     kinds: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

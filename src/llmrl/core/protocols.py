@@ -1,28 +1,26 @@
-"""The few interfaces every part is written to."""
+"""The interfaces of the parts of an experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.objectives import Objective
 from llmrl.core.records import (
-    Act,
     Array,
     Briefing,
     CallEstimate,
-    ChatReply,
-    ChatRequest,
     MetaSettings,
     Observation,
     Outcome,
+    PolicyOutput,
     State,
     Step,
 )
 from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.core.welfare_measures import Objective
 
 if TYPE_CHECKING:
     import torch
@@ -31,15 +29,15 @@ if TYPE_CHECKING:
 
 
 Camera = Callable[[int], Sequence[np.ndarray]]
-"""From the number of a game to what each of its agents is shown of it, [height, width, 3] uint8 each."""
+"""Function from the index of a game to a frame for each of its agents, [height, width, 3] uint8 each."""
 
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """`n_envs` games of `n_agents` agents stepped together.
+    """A vectorised environment: `n_envs` games of `n_agents` agents, stepped in lock step.
 
-    A game that ends stays ended until it is reset, so that `Step.observation` is always the state reached:
-    truncation is bootstrapped from it without a special case.
+    A game that ends stays ended until it is reset. `Step.observation` therefore always shows the state reached, from
+    which truncated episodes are bootstrapped without a special case.
     """
 
     spec: EnvSpec
@@ -48,41 +46,42 @@ class VecEnv(Protocol):
         """Start new episodes in the games where `mask` [n_envs] is true (None: all); return every game's observation.
 
         `seed` reseeds the environment's random stream first. A sequence of G seeds divides the games into G equal
-        groups, in order, each with a stream of its own: group g then draws, in this reset and in later ones without
-        `seed`, what an environment of n_envs / G games draws after `reset(seed=seed[g])`. So equal seeds give equal
-        games, whatever `pair_games` says, which counts again from the next plain seed on. Only environments with a
-        mechanism need take sequences (`design.societies`).
+        groups, in order, each with its own stream. Group g then draws, in this reset and in later ones without `seed`,
+        what an environment of n_envs / G games draws after `reset(seed=seed[g])`. Equal seeds thus give equal games.
+        `pair_games` has no effect until the next single seed. Only environments with a mechanism (`design.replicates`),
+        or whose games can be played separately, need to accept sequences.
 
         Raises:
-            ConfigError: the games cannot be divided so.
+            ConfigError: `n_envs` is not a multiple of the number of seeds.
         """
         ...
 
     def step(self, action: Array) -> Step:
-        """Advance all games by one step; `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] where an action
-        is several numbers; a tensor on `spec.device` or a NumPy array where there is a device, else a NumPy array. A
-        game that ended stays as it is, with rewards of 0, until it is reset."""
+        """Advance all games by one step. A game that has ended stays as it is, with rewards of 0, until it is reset.
+
+        `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] where an action is several numbers. It is a NumPy
+        array; if `spec.device` is set, it may also be a tensor on that device."""
         ...
 
     def pair_games(self, groups: int) -> None:
-        """Let game i of each of `groups` equal groups of games (in order) draw the same random numbers from the next
-        reset on: common random numbers for groups that are compared. 1 makes all games independent."""
+        """Give game i of each of `groups` equal groups of games (in order) the same random numbers from the next reset
+        on, i.e. common random numbers for a comparison of groups. 1 makes all games independent."""
         ...
 
     def set_mechanism(self, values: Array) -> None:
-        """Impose mechanism values [d] on all games, or [n_envs, d] on each; from the next step on."""
+        """Set the mechanism's values of all games, [d], or of each game, [n_envs, d], from the next step on."""
         ...
 
     def set_context(self, context: int) -> None:
-        """Choose the context (index into `spec.contexts`) of all games; takes effect at the next reset."""
+        """Set the context (index into `spec.contexts`) of all games from their next reset on."""
         ...
 
     def render(self, index: int = 0) -> np.ndarray:
-        """A picture of the whole world of one game, [height, width, 3] uint8."""
+        """Return a frame that shows the whole world of game `index`, [height, width, 3] uint8."""
         ...
 
     def state_dict(self) -> State:
-        """Everything needed to go on exactly; empty where `spec.deterministic` is false."""
+        """Return the state that an exact continuation needs; without the games if not `spec.deterministic`."""
         ...
 
     def load_state_dict(self, state: State) -> None: ...
@@ -92,30 +91,29 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class Resizable(VecEnv, Protocol):
-    """An environment whose games do not depend on how many there are beside them, so that the games of several runs
-    can be played as one batch."""
+    """An environment whose games do not depend on the number of games, so that several runs can share one batch."""
 
     def resized(self, n_envs: int) -> Resizable:
-        """Return the same environment with so many games, none of them begun."""
+        """Return the same environment with `n_envs` games, none of them begun."""
         ...
 
     def set_context(self, context: int | np.ndarray) -> None:
-        """As `VecEnv`; also [n_envs] contexts, one a game."""
+        """Set one context of all games, as in `VecEnv`, or the context of each game, [n_envs]."""
         ...
 
 
 @runtime_checkable
 class ChannelsOnRequest(Protocol):
-    """An environment with channels that are only computed if somebody reads them."""
+    """An environment with observation channels that are computed only on request."""
 
     def provide(self, channels: Sequence[str]) -> None:
-        """Observe these channels, too, from now on."""
+        """Add these channels to the observations from now on."""
         ...
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses actions. `channels` names the observation channels it reads."""
+    """A policy, which chooses actions. `channels` names the observation channels that it reads."""
 
     channels: tuple[str, ...]
 
@@ -125,91 +123,93 @@ class Policy(Protocol):
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         """Sample actions for [n_envs, n_agents] observations with `generator`, without gradients.
 
-        `state` is what the last `Act` gave (None at the very start), with zeros where an episode starts. `greedy`
-        takes the likeliest action instead of a sample, where the policy knows it.
+        `state` is the `state` of the last `PolicyOutput` (None at the first step), with zeros where an episode starts.
+        `greedy` takes the most probable action instead of a sample, if the policy knows it.
         """
         ...
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """State values [n_envs, n_agents], without gradients. Only asked of policies that learn."""
+        """Return state values [n_envs, n_agents], without gradients. Called only for policies that learn."""
         ...
 
 
 @runtime_checkable
-class LooksAtFrames(Protocol):
-    """A policy that is shown pictures of the games. Whoever plays it gives it a camera."""
+class NeedsCamera(Protocol):
+    """A policy that receives frames of the games through `camera`, which the caller sets before it acts."""
 
     camera: Camera | None
 
 
 @runtime_checkable
 class Memoizing(Protocol):
-    """A policy that computes some things once for many steps, while nothing that they depend on changes.
+    """A policy that caches intermediate results over many steps while its weights and settings do not change.
 
-    Who plays a rollout tells it so. Outside of `unchanged`, every output is computed from the weights of that moment.
+    The caller of a rollout announces that span. Outside it, every output is computed from the current weights.
     """
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """A span in which the policy's weights and settings stay as they are; such spans may be nested. It begins with
-        nothing kept, and nothing is kept after it."""
+        """Return a context manager in which the policy's weights and settings must not change. It may be nested. The
+        cache is empty at its start and cleared at its end."""
         ...
 
 
 def unchanged(policy: Policy) -> AbstractContextManager[None]:
-    """A span in which the policy stays as it is, whether or not it is `Memoizing`."""
+    """Return `policy.unchanged()`, or a context manager that does nothing if the policy is not `Memoizing`."""
     return policy.unchanged() if isinstance(policy, Memoizing) else nullcontext()
 
 
 @runtime_checkable
 class Controller(Protocol):
-    """A policy that is a function of a few numbers, which a proposer searches. NumPy only, and picklable: it plays in
-    worker processes that know nothing of torch.
+    """A policy with a small parameter vector that a proposer searches. It uses NumPy only and can be pickled, because
+    it plays in worker processes without torch.
 
-    `channel` names what it reads: `vector` or `state`. `space` says what its numbers are, in their flat order.
+    `channel` is the observation channel that it reads, `vector` or `state`. `space` describes its parameters.
     """
 
     channel: str
     space: ParameterSpace
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions [n] int64 (or [n, a] float64 where an action is several numbers) of n games, each under its own row
-        of `parameters` [n, d], for what is observed in them: [n, k] float64, or states [n] int64."""
+        """Return the actions of n games, [n] int64, or [n, a] float64 where an action is several numbers.
+
+        `observation` is [n, k] float64, or states [n] int64. `parameters` [n, d] has a row for each game."""
         ...
 
 
 @runtime_checkable
 class SearchableAgent(Protocol):
-    """An agent whose policy is a `Controller` with the parameters it was last given."""
+    """An agent whose policy is a `Controller` with the parameters last set."""
 
     controller: Controller
 
-    def adopt(self, parameters: np.ndarray) -> None:
-        """Play with these parameters, [d], from now on."""
+    def set_parameters(self, parameters: np.ndarray) -> None:
+        """Use these parameters, [d], from now on."""
         ...
 
 
 AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
-"""Which loop an agent is made for, where no principal governs its games.
+"""The loop that an agent is made for, in games without a principal.
 
 - learn: rollouts, and `Agent.update` after each.
-- clone: epochs over what others did; it has `imitate` (`llmrl.loops.clone.Imitator`).
-- baseline: a loop of its own; it has `fit` (`llmrl.loops.baseline.ExternallyTrained`).
-- search: a principal proposes its parameters; it is a `SearchableAgent`.
-- play: it never learns.
+- clone: epochs over recorded behaviour; the agent has `imitate` (`llmrl.loops.clone.Imitator`).
+- baseline: a loop of its own; the agent has `fit` (`llmrl.loops.baseline.ExternallyTrained`).
+- search: a principal proposes its parameters; the agent is a `SearchableAgent`.
+- play: the agent never learns.
 """
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """A policy, and the learner that improves it where there is one.
+    """A policy, with the learner that improves it if there is one.
 
     Attributes:
-        loop: which loop it is made for; an attribute of the class, as the loop is chosen before an agent is built.
-        policy: what plays.
-        learns: rollouts are kept for `update`; false where an agent that could learn is to play only.
+        loop: the loop that the agent is made for; a class attribute, because the loop is chosen before an agent is
+            built.
+        policy: the policy that plays.
+        learns: whether rollouts are kept for `update`; false for an agent that only plays.
     """
 
     loop: ClassVar[AgentLoop]
@@ -217,15 +217,15 @@ class Agent(Protocol):
     learns: bool
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Improve the policy from one rollout, drawing minibatches with `generator`; returns metrics."""
+        """Improve the policy from one rollout, drawing minibatches with `generator`; return metrics."""
         ...
 
     def reset(self) -> None:
-        """Go back to the original weights (after loading, if a run was given to start from)."""
+        """Restore the initial weights, which are those of another run if the agent was started from one."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Facts for the plan that `dry_run=true` prints, e.g. parameter counts."""
+        """Return facts for the plan that `dry_run=true` prints, e.g. parameter counts."""
         ...
 
     def state_dict(self) -> State: ...
@@ -235,46 +235,46 @@ class Agent(Protocol):
 
 @runtime_checkable
 class Teacher(Protocol):
-    """An extra loss that pulls a student's policy somewhere; PPO adds it to its own on every minibatch.
+    """A source of advice for a student policy: a loss that PPO adds to its own on every minibatch.
 
-    `channels` names the observation channels it reads; they are in its rollouts whether or not the student reads them.
+    `channels` names the observation channels that the teacher reads. Rollouts contain them even if the student does
+    not read them.
     """
 
     channels: tuple[str, ...]
 
     @property
     def policy(self) -> Policy | None:
-        """The teacher as a player, to be measured itself and to be shown beside a student; None if it cannot play."""
+        """The teacher as a policy, to evaluate it and to show it beside a student; None if it cannot play."""
         ...
 
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """What the teacher says about the states of a rollout: tensors [T, n_envs, n_agents, ...] by name.
+        """Return the teacher's advice on the states of a rollout, tensors [T, n_envs, n_agents, ...] by name.
 
-        Asked once an update, before its first minibatch; what it gives is in the minibatches. Empty where it has
-        nothing to say.
+        Called once per update, before the first minibatch; minibatches contain the result. Empty if there is no advice.
 
         Raises:
-            LLMError: a language model it asks could not be reached.
+            LLMError: a language model that the teacher asks could not be reached.
         """
         ...
 
     def loss(
         self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Weighted loss (a scalar) and metrics (scalars without a graph, left on the device: to read one off in every
-        minibatch would make a GPU wait) for student `logits` [batch, n_actions].
+        """Return the weighted loss (a scalar) and metrics for student `logits` [batch, n_actions].
 
-        `minibatch` holds what `advise` gave, the observation channels the student reads, [batch, ...], and `action`,
-        `advantage`, `value`, each [batch].
+        Metrics are detached scalars on the device, because reading one in every minibatch would make a GPU wait.
+        `minibatch` holds the results of `advise`, the observation channels that the student reads, [batch, ...], and
+        `action`, `advantage`, `value`, each [batch].
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log after an update."""
+        """Return numbers to log after an update."""
         ...
 
     def reset(self) -> None:
-        """Teach a student that begins anew; what was learnt about the world is kept."""
+        """Prepare for a student with initial weights. Knowledge about the environment is kept."""
         ...
 
     def state_dict(self) -> State: ...
@@ -284,19 +284,20 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Ask/tell: proposes vectors inside bounds, learns their outcomes. Principals and policy search are proposers.
+    """An ask/tell optimiser, which proposes vectors inside bounds and is told their outcomes. Principals and policy
+    searches are proposers.
 
-    `parallel` tells whether it can propose several vectors before it learns the outcome of the first.
+    `parallel`: whether it can propose several vectors before it is told the outcome of the first.
     """
 
     parallel: bool
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        """The next vectors to try, [n, d], inside the bounds; `n` is 1 unless `parallel`."""
+        """Return the next vectors to evaluate, [n, d], inside the bounds; `n` is 1 unless `parallel`."""
         ...
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Learn what the vectors of the last `ask` gave, in their order; returns metrics to log."""
+        """Learn from the outcomes of the vectors of the last `ask`, in their order; return metrics to log."""
         ...
 
     def state_dict(self) -> State: ...
@@ -306,7 +307,7 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class Bandit(Protocol):
-    """A proposer that chooses one of finitely many vectors of `space`, its arms; in each context anew."""
+    """A proposer that chooses among finitely many vectors (arms) of `space`, separately in each context."""
 
     space: ParameterSpace
 
@@ -315,122 +316,58 @@ class Bandit(Protocol):
 
 
 @runtime_checkable
-class ChatModel(Protocol):
-    """Answers batches of chat requests; replies come in the order of the requests."""
-
-    label: str
-    """What readers of results should see, e.g. `gpt-4o (litellm)` or `scripted (not a language model)`."""
-
-    feed_thoughts: bool
-    """Whether a reply that is shown back to it is to have its thoughts before it."""
-
-    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Raises LLMError if a request failed for good, BudgetExhausted if it may not be paid for any more."""
-        ...
-
-    def check(self) -> None:
-        """Raise LLMError before a run starts if it could never answer (missing key, unreachable server)."""
-        ...
-
-    def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
-        """Whether `messages` and a reply fit into the model's context window; true where that is not known."""
-        ...
-
-
-@runtime_checkable
-class Judging(Protocol):
-    """A chat model that counts how many of its replies could not be read: a logged one does."""
-
-    def check_understood(self) -> None:
-        """Raises TooManyInvalid if these are more than the run allows."""
-        ...
-
-
-@runtime_checkable
-class Scorer(Protocol):
-    """Tells how likely given texts are as the continuation of a prompt: what a policy over text actions needs.
-
-    Only models whose weights are at hand can do it; hosted chat models give no such numbers.
-    """
-
-    label: str
-    """What readers of results should see, e.g. `google/flan-t5-small (local scorer)`."""
-
-    def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
-        """log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
-
-        `candidates` are the same for all prompts, or a list for each prompt; shorter lists are padded with -inf. They
-        are read as they stand in the text that a prompt and a candidate make together: the space between the two is in
-        one of them (`EnvSpec.continuations`).
-        """
-        ...
-
-    def check(self) -> None:
-        """Raise LLMError before a run starts if it could never answer (missing package, no such weights)."""
-        ...
-
-
-@runtime_checkable
-class Meter(Protocol):
-    """Running totals of something that costs, kept across a resume: a logged chat model is one."""
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
-
-
-@runtime_checkable
-class Estimating(Protocol):
-    """A part that knows before a run what it will ask of a chat model."""
+class EstimatesCalls(Protocol):
+    """A proposer or an agent that can estimate its requests to chat models before a run."""
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
-        """For `steps` calls of `ask` for `n` proposals each; the outcomes of `known` others are told before them."""
+        """Return the estimate for `steps` calls of `ask(n=n)` after `known` other outcomes; of an agent that only
+        plays, for `n` episodes of `steps` steps."""
         ...
 
 
 @runtime_checkable
-class Briefed(Protocol):
-    """A proposer that is told of the run it is part of."""
+class AcceptsBriefing(Protocol):
+    """A proposer that is told facts about its run."""
 
     def brief(self, briefing: Briefing) -> None:
-        """Take in what is known of the run, when it is built and once more when it begins."""
+        """Store the facts about the run. Called when the run is built and again when it begins."""
         ...
 
 
 @runtime_checkable
 class GradientProposer(Proposer, Protocol):
-    """A proposer that learns from `Outcome.gradient`, for which the agents' learning must be differentiable."""
+    """A proposer that learns from `Outcome.gradient`, which requires differentiable learning of the agents."""
 
     needs_gradient: bool
     """True."""
 
     @property
     def meta_settings(self) -> MetaSettings:
-        """How it wants the gradient of the vector of the last `ask` estimated."""
+        """Settings of the gradient estimate for the vector of the last `ask`."""
         ...
 
 
 @runtime_checkable
 class MetaLearner(Protocol):
-    """The learning of agents during one principal step, as a differentiable function of the mechanism's values."""
+    """The agents' learning during one principal step, as a differentiable function of the mechanism's values."""
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """What `Agent.update` does, keeping how the new weights depend on the values."""
+        """Do what `Agent.update` does, and keep track of how the new weights depend on the mechanism's values."""
         ...
 
     def gradient(
         self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
     ) -> np.ndarray:
-        """Estimated derivative, [d], of the objective of validation `rollouts` by the values; `outcome` is theirs."""
+        """Return the estimated derivative, [d], of the objective by the mechanism's values.
+
+        `rollouts` are the validation rollouts, `outcome` their outcome."""
         ...
 
 
 @runtime_checkable
 class DifferentiableAgent(Protocol):
-    """An agent whose learning can be differentiated."""
+    """An agent whose learning is differentiable."""
 
     def meta_learner(self, values: np.ndarray, settings: MetaSettings) -> MetaLearner:
-        """The agent's learner for one principal step under mechanism values [d]; it changes the agent's weights."""
+        """Return a learner for one principal step under mechanism values [d]; it changes the agent's weights."""
         ...

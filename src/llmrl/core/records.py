@@ -1,4 +1,4 @@
-"""The records that pass between parts. Leading axes are [n_envs, n_agents], with time [T] in front in a rollout."""
+"""Records that parts exchange. Leading axes are [n_envs, n_agents]; rollouts have a time axis [T] before them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 Array = Any
-"""A NumPy array or a torch tensor: environments give either, the rollout converts once."""
+"""A NumPy array or a torch tensor. Environments return either; the rollout converts once."""
 
 
 def on_host(x: Array) -> np.ndarray:
-    """A NumPy array of the same numbers, to write or show them; a tensor's device is waited for."""
+    """Return `x` as a NumPy array. A tensor on a GPU is copied, which waits for the GPU."""
     return x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x)
 
 
@@ -27,7 +27,7 @@ Observation = dict[str, Array]
 
 
 def embedded(text: str) -> Any:
-    """A text that is JSON, as what it says, to become part of other JSON; any other stays a text."""
+    """Return a text that is a JSON object or array as parsed data, to embed it in other JSON; any other text as is."""
     if text.startswith(("{", "[")):
         try:
             return json.loads(text)
@@ -37,22 +37,22 @@ def embedded(text: str) -> Any:
 
 
 State = dict[str, Any]
-"""What `state_dict` returns: nested dicts and lists of tensors, arrays, numbers, strings, booleans and None."""
+"""A `state_dict`: nested dicts and lists of tensors, arrays, numbers, strings, booleans and None."""
 
 
 @dataclass
 class Step:
-    """What one step of all games gives.
+    """Result of one step of all games.
 
     Attributes:
-        observation: the state reached, also for games that ended in this step (they wait for `reset`).
-        reward: what the agents learn from, after the mechanism, [n_envs, n_agents] float32.
-        base_reward: before the mechanism, and what welfare is measured on, [n_envs, n_agents] float32.
-        terminated: the game reached an end of its own, [n_envs] bool.
-        truncated: the game was cut at its horizon, [n_envs] bool.
-        info: per-step numbers named in `EnvSpec.per_step`, each [n_envs].
-        exposure: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32; given
-            where `EnvSpec.exposure` says so.
+        observation: observation of the state reached, also for games that ended in this step (they wait for `reset`).
+        reward: reward after the mechanism, from which agents learn, [n_envs, n_agents] float32.
+        base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents] float32.
+        terminated: whether the game reached an end of its own, [n_envs] bool.
+        truncated: whether the game was cut at its horizon, [n_envs] bool.
+        info: per-step metrics named in `EnvSpec.per_step`, each [n_envs].
+        reward_jacobian: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32;
+            None unless `EnvSpec.has_reward_jacobian`.
     """
 
     observation: Observation
@@ -61,24 +61,24 @@ class Step:
     terminated: Array
     truncated: Array
     info: dict[str, Array] = field(default_factory=dict)
-    exposure: Array | None = None
+    reward_jacobian: Array | None = None
 
 
 @dataclass
-class Act:
-    """What a policy decides for every agent.
+class PolicyOutput:
+    """Decisions of a policy for every agent.
 
     Attributes:
         action: [n_envs, n_agents] int64; [n_envs, n_agents, a] float32 where an action is several numbers.
-        log_prob: [n_envs, n_agents], None for policies that have none (a bot, a chat model).
-        value: [n_envs, n_agents] state value, or None.
-        features: output of a frozen core, [n_envs, n_agents, F], to be computed once per rollout; else None.
-        state: what the policy remembers, to hand back at the next step: [n_envs, n_agents, k] numbers, where a row of
-            zeros is the start of an episode. None for policies that remember nothing.
+        log_prob: log-probability of the action, [n_envs, n_agents]; None if the policy has none (a bot, a chat model).
+        value: state value, [n_envs, n_agents], or None.
+        features: output of a frozen network core, [n_envs, n_agents, F], kept to compute it once per rollout; or None.
+        state: memory of the policy, to be passed to `act` at the next step, [n_envs, n_agents, k]; a row of zeros
+            starts an episode. None for policies without memory.
         logits: unnormalised log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
-        entropy: of the policy in what each agent observes, in nats, [n_envs, n_agents]; None where nobody knows.
-        notes: what the policy has to say about each action, `notes[env][agent]`: small dicts of texts, numbers and
-            truth values, empty where it says nothing (a game that waits); None for policies that never do.
+        entropy: entropy of the policy in each agent's observation, in nats, [n_envs, n_agents]; None if unknown.
+        notes: the policy's remarks on each action, `notes[env][agent]`: small dicts of texts, numbers and booleans,
+            empty where there is no remark (a game that waits for its reset); None for policies without remarks.
     """
 
     action: torch.Tensor
@@ -93,12 +93,12 @@ class Act:
 
 @dataclass(frozen=True)
 class Trace:
-    """The first steps of one episode of a controller.
+    """The first t steps of one episode of a controller.
 
     Attributes:
-        observations: what it read, [t, k] float64, or the number of a state, [t] int64.
-        actions: what it did, one of several, [t] int64, or numbers, [t, a] float64.
-        rewards: that it got, [t].
+        observations: its input, [t, k] float64, or state indices, [t] int64.
+        actions: discrete actions, [t] int64, or actions of several numbers, [t, a] float64.
+        rewards: its rewards, [t].
     """
 
     observations: np.ndarray
@@ -108,27 +108,28 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """What a principal learns about one proposal.
+    """What a proposer is told about one of its proposals.
 
     Attributes:
         vector: the proposal that was evaluated, [d].
-        value: the objective, mean over validation episodes (over societies, where there are several); of a policy's
-            parameters, the return.
-        values: the objective of each validation episode, [m], society by society.
-        standard_error: of `value`, across societies where there are several; None where one episode cannot tell.
+        value: mean objective over validation episodes (over societies, where there are several); for a policy's
+            parameters, the mean return.
+        values: objective of each validation episode, [m], society by society.
+        standard_error: standard error of `value`, across societies where there are several; None if it cannot be
+            estimated from one episode.
         context: index into `EnvSpec.contexts`, or None.
         returns: base return of each agent, mean over validation episodes, [n_agents].
         trajectories: `EnvSpec.told` entries at each step, mean over validation episodes, each [T].
-        summaries: the same entries summed up over an episode, mean over validation episodes.
-        welfare: every measure of welfare (`llmrl.rollout.welfare.measures`), mean over validation episodes.
-        units: independent numbers that `value` is the mean of: episodes, or societies; None: as many as episodes.
-        training: the objective in the first and in the last round of training under it, each the mean over the episodes
-            of that round; None where there was no training.
-        draw: name of the random numbers it was measured with; two measurements of a vector under one name are the same
-            (`llmrl.core.pooling`). None: its own.
-        steps: the beginning of its first episode; None where nobody wants to see it.
-        gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for proposers
-            that ask for it (`GradientProposer`).
+        summaries: the same entries aggregated over an episode, mean over validation episodes.
+        welfare: every measure of welfare (`llmrl.rollout.episode_summaries.measures`), mean over validation episodes.
+        gradient: estimated derivative of `value` by `vector` through the agents' learning, [d]; only for a
+            `GradientProposer` that asks for it.
+        units: number of independent values (episodes or societies) that `value` averages; None: one per episode.
+        draw: name of the random numbers of this measurement. Two measurements of a vector with the same name count
+            once (`llmrl.core.pooling`). None: the numbers are its own.
+        training: mean objective over the episodes of the first and of the last training round under the proposal; None
+            without training.
+        steps: the beginning of the first episode; None if it is not recorded.
     """
 
     vector: np.ndarray
@@ -149,25 +150,24 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Briefing:
-    """What a principal that reads is told of the run it is part of.
+    """Facts about the run that a language-model principal is told.
 
     Attributes:
         steps: principal steps of the whole run.
-        adapt_rounds: training rounds of a society under each proposal, with one update after each.
-        validate_episodes: episodes that a payoff is the mean of.
-        societies: that learn by themselves under each proposal.
-        reset: before each step the agents go back to the weights that the run began with.
-        without: payoff where nothing is set, measured beforehand, by context (None: there are none); empty: it is not
-            known.
-        games: of a society, played side by side in each round.
-        updates: of a society after each training round, or within it; 0: agents that do not learn.
-        counted: steps at the end of the run whose mean objective is its result.
+        adapt_rounds: training rounds of a society under each proposal.
+        validate_episodes: episodes that a payoff is averaged over.
+        replicates: societies that learn independently under each proposal.
+        reset: whether agents return to their initial weights of the run before each principal step.
+        without: payoff without a mechanism, measured beforehand, by context (key None: no contexts); empty: unknown.
+        games: games that a society plays side by side in each round.
+        updates: updates of a society per training round; 0: the agents do not learn.
+        counted: number of last principal steps whose mean objective is the run's result.
     """
 
     steps: int
     adapt_rounds: int
     validate_episodes: int
-    societies: int
+    replicates: int
     reset: bool
     without: Mapping[str | None, float] = field(default_factory=dict)
     games: int = 1
@@ -177,15 +177,15 @@ class Briefing:
 
 @dataclass(frozen=True)
 class MetaSettings:
-    """How a principal wants the derivative of its objective estimated.
+    """Settings of the estimate of the objective's derivative by the mechanism's values.
 
     Attributes:
-        gamma: discount per step of what is still to come, [0, 1]; 1 is the objective itself.
-        baseline: what returns are compared with: `others`, the mean of the other validation episodes at the same step
-            (with one episode: `past_return`, taken as spread evenly over it), or `past`, `past_return` at every step.
+        gamma: discount per step of future objective, [0, 1]; 1 is the objective itself.
+        baseline: baseline of returns. `others`: the mean of the other validation episodes at the same step (with one
+            episode: `past_return`, spread evenly over its steps). `past`: `past_return` at every step.
         past_return: mean objective of earlier principal steps.
-        through_observation: count that agents who see the mechanism's values act on them.
-        differentiate_targets: count that the agents' value targets depend on the mechanism's values.
+        through_observation: whether to include the effect of observed mechanism values on the agents' actions.
+        differentiate_targets: whether to include the dependence of the agents' value targets on the mechanism's values.
     """
 
     gamma: float = 1.0
@@ -195,21 +195,27 @@ class MetaSettings:
     differentiate_targets: bool = False
 
 
+CHOSEN = "llm"
+"""Name of the language model that `llm=` chooses, among several of a run."""
+
+
 @dataclass(frozen=True)
 class ChatRequest:
-    """One question to a chat model.
+    """A request to a chat model.
 
     Attributes:
-        messages: `{"role": "system"|"user"|"assistant", "content": str}` in order; with `images`, PNG files as data
-            URLs, where there are any (`llmrl.llms.images`).
-        schema: JSON schema the reply should satisfy; None for free text.
+        messages: `{"role": "system"|"user"|"assistant", "content": str}` in order; optionally with `images`, PNG files
+            as data URLs (`llmrl.llms.images`).
+        schema: JSON schema that the reply should satisfy; None for free text.
         purpose: short label for the call log, e.g. `principal`.
-        prompt: name of the prompt file the question was made from, and
-        prompt_hash: a hash of what that file says; both for the call log.
-        repeat: 0 where this question is asked for the first time, 1 for an independent second answer to it, ...
-        place: where in a run it is asked, if that is what tells it from equal ones: who asks at several places at once
-            names them, as then nobody can say which question came first. "": equal ones are counted.
-        read: what a reply means, for the call log; raises where it means nothing. None where anything goes.
+        prompt: name of the prompt file, for the call log.
+        prompt_hash: hash of the prompt file's content, for the call log.
+        repeat: 0 for the first reply to this request, 1 for an independent second one, ...
+        place: name of the place in the run that asks, to distinguish equal requests that are sent concurrently and so
+            have no order. "": equal requests are distinguished by counting them.
+        read: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
+        model: name of the model among several of a run; `CHOSEN` is the one that `llm=` chooses. It is no part of a
+            request's address in the cache, because each model has addresses of its own.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -220,23 +226,24 @@ class ChatRequest:
     repeat: int = 0
     place: str = ""
     read: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
+    model: str = CHOSEN
 
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The text a model gave and what it took.
+    """The reply of a chat model, and what it cost.
 
     Attributes:
         text: the reply; empty if the model refused or the call failed.
-        prompt_tokens, completion_tokens: as the provider counts them; `cached_tokens` of the prompt's came out of the
-            provider's own cache and `cache_write_tokens` were put there; `reasoning_tokens` of the completion's are
-            thoughts. None where it does not tell: unknown is never zero.
-        cost: US dollars, None where a price or a count is unknown.
-        latency: seconds until the reply was there, waits and retries included.
+        prompt_tokens, completion_tokens: counts by the provider; None (never 0) where it does not report one.
+        cached_tokens, cache_write_tokens: prompt tokens read from and written to the provider's cache, or None.
+        reasoning_tokens: completion tokens that are the model's reasoning, or None.
+        cost: US dollars; None where a price or a count is unknown.
+        latency: seconds until the reply arrived, waits and retries included.
         finish: why the model stopped, in the provider's words (`stop`, `length`, `content_filter`, ...); "" unknown.
-        attempts: requests that were sent for it; 0 if it comes from our cache.
-        error: why there is no reply, where the client was told to go on without; else "".
-        thoughts: what the model thought before it answered, where the provider tells it apart from an answer; else "".
+        attempts: number of requests that were sent; 0 if the reply comes from our cache.
+        error: why there is no reply, where the client was told to continue without one; else "".
+        thoughts: the model's reasoning, where the provider returns it apart from the answer; else "".
     """
 
     text: str
@@ -254,16 +261,16 @@ class ChatReply:
 
     @property
     def cut(self) -> bool:
-        """Whether it ended because it grew too long."""
+        """Whether the reply was cut at the limit of its length."""
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
 REPLY_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
-"""Fields of a reply that count tokens."""
+"""Fields of `ChatReply` that count tokens."""
 
 
 def impossible(reply: ChatReply) -> list[str]:
-    """Which numbers of a reply none can have: negative, not finite, or no numbers."""
+    """Return the names of the counts and costs of a reply that are impossible: negative, not finite, or no numbers."""
     counts = [name for name in REPLY_COUNTS if not _counts(reply, name)]
     cost = reply.cost
     amount = cost is None or (isinstance(cost, int | float) and not isinstance(cost, bool) and 0 <= cost < math.inf)
@@ -277,14 +284,15 @@ def _counts(reply: ChatReply, name: str) -> bool:
 
 @dataclass(frozen=True)
 class CallEstimate:
-    """What a part expects to ask of a chat model over a whole run.
+    """Estimate of a part's requests to chat models over a whole run.
 
     Attributes:
-        calls: requests if every reply is valid; `most_calls` if every reply needs all its repair turns.
-        prompt_tokens: of `calls` requests, by estimate.
-        completion_tokens: of `calls` replies, by estimate.
-        quoted: earlier replies that are shown again in the prompts of `calls` requests, all together; they may be as
-            long as a reply may be.
+        calls: number of requests if every reply is valid.
+        most_calls: number of requests if every reply needs all its repair turns.
+        prompt_tokens: estimated tokens of the prompts of all `calls`.
+        completion_tokens: estimated tokens of the replies to all `calls`.
+        quoted: total number of earlier replies that these prompts quote; each may have the maximum length of a reply.
+        shares: fraction of all this by model (`ChatRequest.model`); fractions add up to 1.
     """
 
     calls: int
@@ -292,3 +300,4 @@ class CallEstimate:
     prompt_tokens: int
     completion_tokens: int
     quoted: int = 0
+    shares: Mapping[str, float] = field(default_factory=lambda: {CHOSEN: 1.0})

@@ -1,4 +1,4 @@
-"""What a loop sees of the run it belongs to: where to write, how to be saved, and when to stop."""
+"""The interface of a run to its loop: run folder, metrics, checkpoints and requests to stop."""
 
 from __future__ import annotations
 
@@ -11,50 +11,54 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from llmrl.core.records import State
 
 Kind = Literal["update", "adaptation", "proposal", "episode", "race", "evaluation", "probe"]
-"""What a row of metrics is about.
+"""The subject of a row of metrics.
 
-- update: one or several updates of an agent's weights, and what it saw meanwhile.
+- update: one or several updates of an agent's weights, and the rollouts they used.
 - adaptation: a round in which a society plays under a mechanism and is updated.
-- proposal: what was proposed last, how it did, and what the proposer learned from it.
-- episode: episodes of agents that only play, all so far; or of a library that learns, those since the row before.
-- race: a round in which the best few proposals were measured again, or the winner was.
-- evaluation: agents, or what a search has found, measured without learning.
-- probe: how likely actions are in situations that stay the same.
+- proposal: the last proposals, their outcomes, and the metrics of the proposer.
+- episode: all episodes so far of agents that only play; of an external learner, the episodes since the last row.
+- race: a round in which the best few proposals, or the winner, were measured again.
+- evaluation: agents, or the result of a search, measured without learning.
+- probe: probabilities of actions in a fixed set of situations.
 """
 Counter = Literal["env_steps", "updates", "rounds", "proposals", "principal_steps", "iterations", "episodes", "samples"]
-"""What rows count, from the beginning of the run.
+"""Counters of rows, from the beginning of the run.
 
-- env_steps: environment steps, summed over games, that were played to learn or to judge proposals.
-- updates: of an agent's weights.
-- rounds: of adaptation, over all principal steps.
-- proposals: vectors tried, random ones before a search included.
-- principal_steps, iterations: times that a principal was asked, in mechanism design and in policy search.
-- episodes: that are over.
-- samples: recorded steps that an imitator was shown, each as often as it was.
+- env_steps: environment steps, summed over games, that were played for learning or for evaluating proposals.
+- updates: updates of an agent's weights.
+- rounds: adaptation rounds, over all principal steps.
+- proposals: vectors evaluated, including random ones before a search.
+- principal_steps, iterations: calls of a principal's `ask`, in mechanism design and in policy search.
+- episodes: finished episodes.
+- samples: recorded steps that an imitator was trained on, counted with repetitions.
 """
 
 
 class MetricLogger(Protocol):
-    """Where a run's metrics go."""
+    """A sink for a run's metrics."""
 
     def log(self, kind: Kind, x: Counter, metrics: Mapping[str, Any], **counters: int) -> None:
-        """Record a row of `metrics`, placed at the counter `x`, which is one of `counters`."""
+        """Record a row of `metrics`. `x` names the counter among `counters` that is its x coordinate."""
         ...
 
     def attach_pictures(self, tag: str, pictures_of: Callable[[Mapping[str, Any]], Iterable[Path]]) -> None:
-        """Show pictures and videos, as files, beside the rows that they are told of."""
+        """Attach to each row, under `tag`, the files of pictures and videos that `pictures_of(row)` returns."""
         ...
 
 
 class ProgressDisplay(Protocol):
-    """Shows how far a run is; a context manager."""
+    """A display of a run's progress; a context manager."""
 
     def update(self, done: float) -> None:
-        """Say that `done` units are done; cheap enough for every step."""
+        """Set the number of finished units to `done`; cheap enough to call at every step."""
         ...
 
     def advance(self, units: float) -> None:
-        """Say that so many more are done."""
+        """Add `units` to the number of finished units."""
+        ...
+
+    def tell(self, value: float, proposed: str = "") -> None:
+        """Say what was reached last: the objective of what was `proposed`, or a return where nobody proposes."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -65,7 +69,7 @@ class ProgressDisplay(Protocol):
 
 
 class StopRequest(Protocol):
-    """Whether a signal asks the run to stop, and which one."""
+    """The state of signals that ask the run to stop: `requested`, and the number of the `signal` or None."""
 
     signal: int | None
 
@@ -74,24 +78,24 @@ class StopRequest(Protocol):
 
 
 class RunStatus(Protocol):
-    """What others can read of the run while it goes on, as far as loops know it: `llm`, the label of its model."""
+    """The part of a run's published status that loops set: `llm`, the label of its language model."""
 
     llm: str
 
 
 @runtime_checkable
 class RunContext(Protocol):
-    """A run as its loop sees it; `llmrl.run.run.Run` is one.
+    """The interface of a run to its loop; `llmrl.run.run.Run` implements it.
 
     Attributes:
-        folder: the run folder; a loop may write files of its own there.
-        seed: the run's seed.
-        restored: the state of the checkpoint to resume from; None if there is none.
-        iteration: the iteration of that checkpoint, 0 for a new run.
-        metrics: where to log.
-        status: what others read of the run.
-        stop: whether a signal asks to stop.
-        summary: what the loop found, as plain data; to be set by it, saved as `summary.json`.
+        folder: run folder; a loop may write files of its own there.
+        seed: seed of the run.
+        restored: state of the checkpoint to resume from; None if there is none.
+        iteration: iteration of that checkpoint; 0 for a new run.
+        metrics: sink for metrics.
+        status: published status of the run.
+        stop: state of signals that ask the run to stop.
+        summary: results of the loop as plain data; set by the loop, saved as `summary.json`.
     """
 
     summary: dict[str, Any]
@@ -118,37 +122,40 @@ class RunContext(Protocol):
     def stop(self) -> StopRequest: ...
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressDisplay:
-        """A display of how many of `total` `unit`s are done (None: nobody knows), starting from `done`."""
+        """Return a display of the finished units out of `total` (None: unknown), starting from `done`."""
         ...
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
-        """To be called where the loop could be resumed from: saves when due, and stops if a signal asked for it."""
+        """Save a checkpoint if one is due, and stop if a signal asks for it. Call it where the loop can be resumed."""
         ...
 
     def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
-        """To be called often on the way to the next safe point, where `state` is what it was at the last one: gives up
-        the work since then if a stop takes too long."""
+        """Discard the work since the last safe point and stop, if a requested stop has taken too long.
+
+        Call it often between safe points; `state` must return the state at the last one."""
         ...
 
     def saved_if_refused(
         self, iteration: int, state: Callable[[], State], learns: bool = False
     ) -> AbstractContextManager[None]:
-        """For a block that asks a language model: if that fails for good, or a signal stops it, the state before the
-        block is saved; not if the block `learns`, and a signal interrupts it."""
+        """Return a context manager for a block that calls a language model.
+
+        If the calls fail permanently or a signal stops them, the state before the block is saved. It is not saved if
+        the block `learns` and a signal interrupts it."""
         ...
 
     def checkpoint(self, iteration: int, state: State) -> Path:
-        """Save `state` as the checkpoint of `iteration` (iterations done so far) now."""
+        """Save `state` as the checkpoint of `iteration` (the number of finished iterations) now; return its path."""
         ...
 
     def checkpoint_due(self) -> bool:
-        """Whether it is time for a checkpoint; to be asked once at every safe point."""
+        """Return whether it is time for a checkpoint. Call it once at every safe point."""
         ...
 
     def saving(self) -> AbstractContextManager[None]:
-        """Around what belongs to a checkpoint and is saved beside it: signals wait."""
+        """Return a context manager that delays signals while files that belong to a checkpoint are written."""
         ...
 
     def mark(self) -> State:
-        """Where the run's files stand now, to be part of a state that is kept to be saved later."""
+        """Return the current positions in the run's files, to be part of a state that is saved later."""
         ...

@@ -1,7 +1,7 @@
-"""Keys and passwords: what looks like one, taking it out of texts, and refusing configs that hold one.
+"""Keys and passwords: recognising them, redacting them in texts, and refusing configs that hold one.
 
-Everything that a run writes or prints passes `redact`. What a config says in so many words is refused before it is
-composed into a run (`refuse`), because a config is written down, hashed and made into names.
+Everything that a run writes or prints passes `redact`. A config that holds a secret literally is refused before a run
+is composed from it (`refuse`), because configs are saved, hashed and made into names.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from llmrl.core.printable import is_number
 
 MARK = "<redacted>"
 SHORTEST = 8
-"""Characters from which on the value of a variable is taken for a secret: `none` and `true` are not."""
+"""Least number of characters of a variable's value that counts as a secret: `none` and `true` do not."""
 
 _SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 _named: set[str] = set()
 
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
-"""Of a word, also after a line break as JSON has it."""
+"""Start of a word, also after an escaped line break in JSON."""
 _PREFIXES = {
     "_": ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gsk_", "r8_"),
     "-": ("glpat-", "xox", "nvapi-", "KEY-"),
     "A": ("AIza", "AKIA", "ASIA"),
     "eyJ": ("eyJ",),
 }
-"""A sign, and what keys with that sign begin with: most texts have few of them."""
+"""Substring -> prefixes of keys that contain it. Most texts have few of the substrings, which saves searches."""
 _FORMS = (
     rf"{_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
@@ -56,11 +56,11 @@ _ASSIGNED = rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_NAME}[\w.-]{{0,32}}[\"']?\s{{0,3}
 _EXPORTED = (
     r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
 )
-"""In the way of a shell."""
+"""Assignments in a shell."""
 _FLAG = rf"(?i)^--?[\w-]*{_NAME}[\w-]*$"
 
 _IN_ADDRESS = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
-"""Words that end the name of a secret in an address; elsewhere they are words like others."""
+"""Last words of the names of secrets among the parameters of an address; elsewhere they are ordinary words."""
 _WORDS = ("apikey", "accesskey", "secretkey", "privatekey", "password", "passwd", "secret", "token", "credentials")
 _NO_SECRET_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "stop", "unk"))
 
@@ -79,7 +79,7 @@ _INSTEAD = (
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a compiled pattern. Every command imports this module, and few texts need more than a few patterns."""
+    """Return a compiled pattern. Compiled on first use, because every command imports this module."""
     return re.compile(text)
 
 
@@ -89,30 +89,30 @@ def protect(variable: str) -> None:
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether an environment variable of this name is taken to hold a secret."""
+    """Return whether an environment variable of this name counts as a secret."""
     return name in _named or name.upper().endswith(_SECRET_ENDINGS)
 
 
 def known() -> list[str]:
-    """The secrets in the environment, in all the forms in which a text may hold them, the longest first."""
+    """Return the secrets in the environment, also in their URL-quoted and JSON-escaped forms, longest first."""
     found: set[str] = set()
     for name in filter(is_secret_variable, list(os.environ)):
         value = os.environ.get(name, "").strip()
-        # Variables that say where a key is are no secret.
+        # A variable that holds the path of a key file is no secret.
         if len(value) >= SHORTEST and not _is_place(value):
             found |= {value, quote(value, safe=""), json.dumps(value)[1:-1]}
     return sorted(found, key=len, reverse=True)
 
 
 def redact(text: str, secrets: Sequence[str] | None = None) -> str:
-    """`text` with `<redacted>` in place of the secrets in the environment and of what has the form of one.
+    """Return `text` with `<redacted>` in place of secrets in the environment and of texts that look like a secret.
 
-    Those forms are keys of well-known services, user names and passwords in addresses, parameters of addresses that are
+    The latter are keys of well-known services, user names and passwords in addresses, parameters of addresses that are
     named like a secret, and `Bearer ...`. Takes time linear in the length of `text`.
 
     Args:
-        text: any.
-        secrets: from `known`, if many texts are to be redacted.
+        text: any text.
+        secrets: result of `known`, to save calls when many texts are redacted; None: call it.
     """
     for secret in known() if secrets is None else secrets:
         text = text.replace(secret, MARK)
@@ -131,7 +131,7 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
 
 
 def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
-    """Plain data with every text in it redacted, keys of mappings too."""
+    """Return a copy of plain data with all texts redacted, keys of mappings included; `secrets` as in `redact`."""
     secrets = known() if secrets is None else secrets
     if isinstance(value, str):
         return redact(value, secrets)
@@ -143,13 +143,13 @@ def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
 
 
 def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
-    """`redact`, and what is assigned to a name like `api_key` or `password`.
+    """Return `text` as `redact` does, also without the values assigned to names like `api_key` or `password`.
 
-    For code, settings and command lines, where such a name means that. In a story a secret is a word like others.
+    For code, settings and command lines, where such names mean secrets. In prose, `secret` is an ordinary word.
 
     Args:
-        text: any.
-        secrets: from `known`, if many texts are to be redacted.
+        text: any text.
+        secrets: result of `known`, to save calls when many texts are redacted; None: call it.
     """
     text = redact(text, secrets)
     if "=" in text or ":" in text:
@@ -158,7 +158,7 @@ def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line with secrets replaced, also where flag and value are separate (`--api-key VALUE`)."""
+    """Return a command line with redacted secrets, also where flag and value are separate (`--api-key VALUE`)."""
     return [
         MARK if i and _pattern(_FLAG).match(arguments[i - 1]) else redact_code(argument)
         for i, argument in enumerate(arguments)
@@ -166,9 +166,9 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse(config: Mapping[Any, Any]) -> None:
-    """Raise ConfigError, naming the place and not the value, if a config holds a secret, or says where to read one.
+    """Raise ConfigError if a config (plain data) holds a secret or reads one from an environment variable.
 
-    To be asked before interpolations are resolved, and after: `config` is plain data.
+    The message names the field, not the value. Call it before and after interpolations are resolved.
     """
     secrets = known()
     for where, name, value in _texts(config, "", secrets):
@@ -177,7 +177,7 @@ def refuse(config: Mapping[Any, Any]) -> None:
 
 
 def refuse_arguments(arguments: Sequence[str]) -> None:
-    """Raise ConfigError if a command line holds a secret: what is typed is repeated in messages and written down."""
+    """Raise ConfigError if a command line holds a secret, because command lines are saved and quoted in messages."""
     secrets = known()
     for number, argument in enumerate(arguments, start=1):
         key, equals, value = argument.partition("=")
@@ -190,7 +190,9 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
 
 
 def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
-    """What is wrong with a text of the config, field `name` (with dots): words to follow its name. None: nothing."""
+    """Return why the text `value` of the config's field `name` (dotted) is refused, in words that follow its name.
+
+    None: it is accepted. `secrets` as in `redact`."""
     for variable in _pattern(_ENVIRONMENT).findall(value):
         if variable == "${" or is_secret_variable(variable):
             which = "whose name is not plain" if variable == "${" else f"{variable}, which holds a secret"
@@ -215,7 +217,9 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
 
 
 def variable_fault(name: str) -> str | None:
-    """What is wrong with `name` as the name of an environment variable with a key; None: nothing. Never quotes it."""
+    """Return why `name` is refused as the name of an environment variable with a key; None: it is accepted.
+
+    The text never quotes `name`, which may be the key itself."""
     if name in os.environ and redact(name) == name:
         return None
     letters = max(map(len, name.split("_")), default=0)
@@ -235,7 +239,7 @@ def variable_fault(name: str) -> str | None:
 
 
 def names_secret(name: str, in_address: bool = True) -> bool:
-    """Whether what has this name is a secret: `api_key`, `X-Auth-Token`; in an address `key` and `sig` are, too."""
+    """Return whether a name means a secret, e.g. `api_key`, `X-Auth-Token`; in an address also `key` and `sig`."""
     spelt = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     words = [word for word in re.split(r"[^a-z0-9]+", spelt) if word]
     if not words or "_".join(words[-2:]) in _NO_SECRET_TOKENS:
@@ -244,7 +248,7 @@ def names_secret(name: str, in_address: bool = True) -> bool:
 
 
 def _texts(value: Any, where: str, secrets: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """The texts in plain data: where each is, the field it belongs to, and the text. Keys that are secrets, too."""
+    """Yield (path, name of the field, text) of all texts in plain data, and of keys of mappings that are secrets."""
     if isinstance(value, str):
         yield where, re.sub(r"\[\d+\]", "", where), value
     elif isinstance(value, Mapping):
@@ -262,27 +266,27 @@ def _parameter(found: re.Match[str]) -> str:
 
 
 def _bearer(found: re.Match[str]) -> str:
-    """Bearers of something are no keys: those have other signs than letters."""
+    """Redact a token after `Bearer`, but no plain word: tokens have other characters than letters."""
     key = found[2].rstrip(".")
     return f"{found[1]}{MARK}" if not key.isalpha() or not (key.islower() or key.istitle()) else found[0]
 
 
 def _sk(found: re.Match[str]) -> str:
-    """`sk-learn-baseline-v2` is a name; keys have long parts with digits, or capital letters."""
+    """Redact an `sk-` key, but no name such as `sk-learn-baseline-v2`: keys have capitals or long parts with digits."""
     rest = found[1]
     drawn = any(len(part) >= 10 and any(c.isdigit() for c in part) for part in re.split("[-_]", rest))
     return MARK if drawn or any(c.isupper() for c in rest) else found[0]
 
 
 def _assigned(found: re.Match[str]) -> str:
-    """A variable's name, a reference and a number are none."""
+    """Redact an assigned value unless it is the name of a variable, a reference or a number."""
     name, value = found[1].rstrip("\"' =:"), found[2]
-    # `api_key_env`, and `api_key_header: api-key`, say where a key is.
+    # `api_key_env` and `api_key_header: api-key` only say where a key is.
     stays = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_NO_SECRET_TOKENS))
     stays = stays or value.startswith(("$", "[")) or is_number(value) or value.lower() in _NOTHING
     return found[0] if stays else f"{found[1]}{MARK}"
 
 
 def _is_place(text: str) -> bool:
-    """Whether `text` says where something is on this machine."""
+    """Return whether `text` is an existing path on this machine that begins with `/` or `~`."""
     return text[0] in "/~" and Path(text).expanduser().exists()

@@ -1,6 +1,6 @@
-"""Every random number of a run comes from one tree rooted in `seed`.
+"""The tree of seeds, rooted in `seed`, from which every random number of a run is drawn.
 
-A stream is named, not numbered, so that adding a part never shifts the streams of the others.
+Streams have names instead of numbers, so adding a part does not shift the streams of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """A node of the seed tree.
+    """A node of the seed tree: the root's seed and the path of names that leads to the node.
+
+    Raises:
+        ValueError: the seed is negative.
 
     >>> Seeds(0).integer("env") == Seeds(0).integer("env")
     True
@@ -29,20 +32,20 @@ class Seeds:
         self._path = path
 
     def child(self, name: str | int) -> Seeds:
-        """The sub-tree called `name` (a label, or an index such as an episode number)."""
+        """Return the sub-tree called `name` (a label, or an index such as an episode number)."""
         key = name if isinstance(name, int) else zlib.crc32(name.encode())
         return Seeds(self.seed, (*self._path, key))
 
     def replicates(self, n: int, consecutive: bool = False) -> list[Seeds]:
-        """Return this node in the trees of `n` replicates of the run (its societies), all different.
+        """Return this node in the trees of `n` replicates (societies) of the run, all different.
 
-        The first has the run's own tree. Replicate i > 0 has the sub-tree `replicate/i` of the same root, so no
-        replicate of a run draws what a run of another seed draws.
+        Replicate 0 has the run's own tree. Replicate i > 0 has the sub-tree `replicate/i` of the same root. No
+        replicate of a run therefore shares random numbers with a run of another seed.
 
         Args:
             n: number of replicates, >= 1.
-            consecutive: give replicate i the tree of the run with seed + i instead. Runs of neighbouring seeds then
-                share replicates, so this is for tests that compare a replicate with a run.
+            consecutive: whether replicate i has the tree of the run with seed + i instead. Runs of neighbouring seeds
+                then share replicates, so this is for tests that compare a replicate with a run.
         """
         if consecutive:
             return [Seeds(self.seed + i, self._path) for i in range(n)]
@@ -51,7 +54,7 @@ class Seeds:
 
     @property
     def root(self) -> str:
-        """A label of the tree this node was reached in by `replicates`: `3`, or `3/1` for the second of seed 3."""
+        """Label of the replicate's tree that holds this node: `3`, or `3/1` for the second replicate of seed 3."""
         replicated = self._path[:1] == (zlib.crc32(b"replicate"),)
         return f"{self.seed}/{self._path[1]}" if replicated else str(self.seed)
 
@@ -59,23 +62,24 @@ class Seeds:
         return np.random.SeedSequence(self.seed, spawn_key=self.child(name)._path)
 
     def numpy(self, name: str | int) -> np.random.Generator:
-        """A NumPy generator for the stream `name`."""
+        """Return a NumPy generator (PCG64) for the stream `name`."""
         return np.random.Generator(np.random.PCG64(self.sequence(name)))
 
     def integer(self, name: str | int) -> int:
-        """A seed in [0, 2**31) for libraries that take an int."""
+        """Return a seed in [0, 2**31) for the stream `name`, for libraries that take an int."""
         return int(self.sequence(name).generate_state(1)[0] >> 1)
 
     def torch(self, name: str | int) -> torch.Generator:
-        """A torch generator for the stream `name`; always on the processor, so that devices draw alike."""
+        """Return a torch generator for the stream `name`, always on the CPU, so that all devices draw alike."""
         import torch
 
         return torch.Generator().manual_seed(self.integer(name))
 
 
 def generators(seeds: Sequence[int], shared: bool = False) -> list[torch.Generator]:
-    """Return a torch generator for each of some seeds; `shared`: equal seeds have one, so that who draws with it first
-    decides what the next draws. On the processor, so that devices draw alike."""
+    """Return a torch generator for each seed, always on the CPU, so that all devices draw alike.
+
+    With `shared`, equal seeds get the same generator object, so each draw from it advances the others' stream."""
     import torch
 
     made = [torch.Generator().manual_seed(seed) for seed in seeds]

@@ -1,4 +1,4 @@
-"""What an environment says about itself before it is stepped: channels, actions, mechanism, contexts."""
+"""The static description of an environment: observation channels, actions, mechanism and contexts."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.objectives import MEAN, Objective
 from llmrl.core.summaries import Derived, Entropy
+from llmrl.core.welfare_measures import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]
-"""How an episode sums up a number that each of its steps has."""
+"""How the values of a per-step metric are aggregated over an episode."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One named observation channel of one agent: `shape` and `dtype` without the [n_envs, n_agents] axes.
+    """An observation channel of one agent.
 
     `text` channels have dtype object and hold one `str` per agent (shape `()`).
 
     Attributes:
-        parts: for each agent, which entries of a one-dimensional channel hold what: name -> slice. Empty where entries
-            have no names; entries that no part covers are padding.
-        continuations: of a text, how it goes on when each action is taken, what stands between the two included: as
-            later texts of the episode show it, where they show what was done. Empty: a space and the action's name.
-        codes: of a map [width, height, k] of integer codes, how many codes (0, 1, ...) each of the k numbers of a cell
-            can be; empty where numbers are amounts.
-        planes: of such a map, yes-or-no facts about a cell: name -> (which of the k numbers, lowest code, highest
+        shape: shape without the [n_envs, n_agents] axes.
+        dtype: name of the NumPy dtype.
+        low, high: inclusive bounds of all entries.
+        parts: for each agent, the named entries of a one-dimensional channel: name -> slice. Entries that no part
+            covers are padding. Empty where entries have no names.
+        codes: for a map [width, height, k] of integer codes, the number of codes (0, 1, ...) of each of the k numbers
+            of a cell. Empty where numbers are amounts.
+        planes: binary features of a cell of such a map: name -> (index among the k numbers, lowest code, highest
             code). Empty where the environment names none.
+        continuations: for a text channel, the text that each action appends to an observation, separator included, as
+            later observations show it. Empty: a space and the action's name.
     """
 
     shape: tuple[int, ...]
@@ -45,11 +48,14 @@ class Channel:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number a proposer sets: its name, inclusive bounds, unit and meaning.
+    """One number that a proposer sets: its name, inclusive bounds, unit and meaning.
 
     Attributes:
-        decimals: digits after the point it is rounded to wherever it is used; 0 for whole numbers, None for all.
-        choice: its values are the numbers of things, one of which is chosen: beyond the bounds there is nothing.
+        decimals: decimal places that the number is rounded to wherever it is used; 0: integers, None: no rounding.
+        choice: whether the values are indices of discrete alternatives, so that values out of bounds mean nothing.
+        effect: what a value brings about, for people who know nothing of the name: a few words with `{value}`; empty
+            where name and value say it.
+        effect_scale: `{value}` is the value times this.
     """
 
     name: str
@@ -59,20 +65,25 @@ class Parameter:
     description: str
     decimals: int | None = None
     choice: bool = False
+    effect: str = ""
+    effect_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class ParameterSpace:
-    """The vector a proposer sets (a mechanism's numbers, a policy's parameters), in the order of `parameters`.
+    """The space of the d-dimensional vectors that a proposer sets: a mechanism's values or a policy's parameters.
 
     Attributes:
-        name: what the vector is, e.g. `tax`.
-        contexts: names of the situations a vector is asked for, each with a best vector of its own; empty: only one.
+        name: kind of vector, e.g. `tax`.
+        parameters: the d numbers, in the order of a vector's entries.
+        contexts: names of the contexts, each with a best vector of its own. Empty: there is one best vector.
+        sentence: what a vector does, for people: a sentence with `{effects}`, those of its parameters.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     contexts: tuple[str, ...] = ()
+    sentence: str = "Sets {effects}."
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +101,7 @@ class ParameterSpace:
 
     @property
     def choices(self) -> np.ndarray:
-        """Which numbers are choices, [d] bool."""
+        """Whether each number is a choice (`Parameter.choice`), [d] bool."""
         return np.array([p.choice for p in self.parameters], dtype=bool)
 
     @property
@@ -99,14 +110,14 @@ class ParameterSpace:
 
     @property
     def n_rows(self) -> int:
-        """Rows of a table with one row a context; 1 where there is none."""
+        """Number of rows of a table with one row per context; 1 where there are no contexts."""
         return max(len(self.contexts), 1)
 
     def row(self, context: int | None) -> int:
-        """The table row of a context.
+        """Return the row of a context in a table with one row per context.
 
         Raises:
-            ValueError: there are contexts and `context` is not one of them, or there are none and one is given.
+            ValueError: `context` is not a context of this space, or is None although there are contexts.
         """
         if not self.contexts and context is None:
             return 0
@@ -116,43 +127,63 @@ class ParameterSpace:
         return context
 
     def rounded(self, values: np.ndarray, clip: bool = True) -> np.ndarray:
-        """`values` [..., d] inside the bounds and with the decimals each parameter has; without `clip`, numbers outside
-        stay outside."""
+        """Return `values` [..., d] rounded to each parameter's decimals, float64; with `clip`, also clipped to the
+        bounds."""
         kept = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
         digits = [p.decimals for p in self.parameters]
         if all(digit is None for digit in digits):
             return kept
         scale = np.array([1.0 if digit is None else 10.0**digit for digit in digits])
-        # So large numbers are whole, and the product might be too large for a number.
+        # float64 numbers this large are integers, and the product with `scale` might overflow.
         plain = np.array([digit is None for digit in digits]) | (np.abs(kept) >= 2.0**52)
-        # Adding 0 makes a negative zero a zero.
+        # Adding 0.0 turns -0.0 into 0.0.
         return np.where(plain, kept, np.round(np.where(plain, 0.0, kept) * scale) / scale + 0.0)
 
     def outside(self, values: np.ndarray) -> np.ndarray:
-        """Which of `values` [..., d] are not inside the bounds, [..., d] bool."""
+        """Return whether each of `values` [..., d] is outside the bounds (or NaN), [..., d] bool."""
         return np.asarray(~((values >= self.low) & (values <= self.high)))
 
     @property
     def neutral(self) -> np.ndarray:
-        """The vector that sets nothing, [d]: zeros, or what comes closest to them inside the bounds."""
+        """The vector that sets nothing, [d]: zeros, or the values nearest to zero inside the bounds."""
         return self.rounded(np.zeros(self.dim))
 
     @property
     def coarse_scan(self) -> np.ndarray:
-        """At most d + 3 vectors that show whether they matter, [n, d]: `neutral`, the centre of the box, all numbers at
-        their highest, and each number at its highest with the others neutral. Equal ones are there once."""
+        """At most d + 3 distinct vectors that show whether the numbers have any effect, [n, d].
+
+        They are `neutral`, the centre, the upper bounds, and each number at its upper bound with the others neutral."""
         low, high, none = self.low, self.high, self.neutral
         each = [np.where(np.arange(self.dim) == i, high, none) for i in range(self.dim)]
         vectors = self.rounded(np.array([none, (low + high) / 2, high, *each]))
         return np.array(list(dict.fromkeys(tuple(vector) for vector in vectors.tolist())))
 
     def in_words(self, values: np.ndarray) -> str:
-        """A vector [d] for people: `clean: 2.5`, leaving out what is 0; `no incentives` where nothing is left."""
+        """Return a vector [d] as text without its zeros, e.g. `clean: 2.5`; `no <name>` if all are zero."""
         set_ = [f"{p.name}: {x:.3g}" for p, x in zip(self.parameters, values, strict=True) if x != 0]
         return ", ".join(set_) or f"no {self.name}"
 
+    def in_a_sentence(self, values: np.ndarray) -> str:
+        """Say what a vector [d] does, for people who know nothing of the names: `Pays 3 for a step of cleaning.`
+
+        Numbers that are 0 are left out.
+        """
+        effects = [
+            p.effect.format(value=x * p.effect_scale) if p.effect else f"{p.name} to {x:.3g}"
+            for p, x in zip(self.parameters, values, strict=True)
+            if x != 0
+        ]
+        if not effects:
+            return f"No {self.name}: agents get what the game pays."
+        *first, final = effects
+        return self.sentence.format(effects=f"{', '.join(first)} and {final}" if first else final)
+
     def check(self, values: object) -> np.ndarray:
-        """`values` as float64 [..., d], or a ConfigError naming every number that is out of bounds."""
+        """Return `values` as float64 [..., d].
+
+        Raises:
+            ConfigError: wrong shape, or numbers out of bounds; the message names each such parameter.
+        """
         try:
             array = np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -169,7 +200,11 @@ class ParameterSpace:
         return array
 
     def exact(self, vectors: np.ndarray, where: str) -> np.ndarray:
-        """`vectors` [n, d], or a ConfigError for a number with more decimals than it may have; `where` it was given."""
+        """Return `vectors` [n, d] unchanged.
+
+        Raises:
+            ConfigError: a number has more decimals than its parameter allows; the message begins with `where`.
+        """
         off = np.argwhere(np.abs(self.rounded(vectors) - vectors) > 1e-9)
         if len(off):
             row, i = off[0].tolist()
@@ -181,8 +216,8 @@ class ParameterSpace:
 
 
 @dataclass(frozen=True)
-class ActionNumbers:
-    """An action of several numbers: inclusive bounds and the name of each; `whole` where they are whole numbers."""
+class ContinuousActions:
+    """An action of several numbers: name and inclusive bounds of each. `whole`: whether the numbers are integers."""
 
     names: tuple[str, ...]
     low: tuple[float, ...]
@@ -195,18 +230,17 @@ class ActionNumbers:
 
 
 @dataclass(frozen=True)
-class GameText:
-    """What can be told of a game before it begins, for players that read.
+class EnvDescription:
+    """The description of a game that language-model players are given before it begins.
 
     Attributes:
         goal: what the game is, what is rewarded, when it ends.
-        observation: (name, description with unit and range) of each thing a text observation names.
-        actions: (what to answer, what it does), in the order of the actions; of the numbers of an action, where there
-            are several.
-        states: what a state number stands for, where that is what is observed, as a rule in terms of s:
-            `row = s // 12, column = s % 12`; empty where nobody knows.
-        example: an observation, as long as they usually are; empty where none is at hand. Nobody is told it: it serves
-            to estimate what reading costs.
+        observation: (name, description with unit and range) of each quantity in a text observation.
+        actions: (answer, effect) of each action, in the order of the actions; for an action of several numbers, of each
+            number.
+        example: an observation of typical length, used only to estimate token costs; empty if unknown.
+        states: meaning of an observed state number s as a rule, e.g. `row = s // 12, column = s % 12`; empty if
+            unknown.
     """
 
     goal: str
@@ -222,32 +256,32 @@ class EnvSpec:
 
     Attributes:
         name: option name of the environment, e.g. `cleanup`.
-        n_envs: games stepped in lock step.
-        n_agents: agents a game (1 for single-agent environments).
-        observation: channels each agent sees (`pixels`, `vector`, `grid`, `text`, `action_mask`, `mechanism`).
+        n_envs: number of games stepped in lock step.
+        n_agents: agents per game (1 for single-agent environments).
+        observation: channels that each agent observes (`pixels`, `vector`, `grid`, `text`, `action_mask`, `mechanism`).
         n_actions: size of the discrete action set; 0 where an action is several numbers.
         action_names: one name per action.
         horizon: steps after which an episode is truncated; None where the engine alone decides.
-        mechanism: what a principal can set; None where it can set nothing.
-        contexts: names of the contexts a principal is told (empty: no context).
-        objective: what a principal is judged on by default.
-        spending_cost: how much of it the principal loses for each unit of reward its mechanism pays out, >= 0.
-        metrics: what is measured of an episode: per-step entries of `Step.info`, with how they are summed up, and what
-            follows from several of them.
-        details: per-step entries that are measured for people who read results alone: principals are not told them.
-        exposure: whether `Step.exposure` tells how rewards depend on the mechanism's values.
+        mechanism: values that a principal can set; None where there is no mechanism.
+        contexts: names of the contexts that a principal is told (empty: no context).
+        objective: default objective of a principal.
+        spending_cost: loss of objective for each unit of reward that the mechanism pays out, >= 0.
+        metrics: metrics of an episode: per-step entries of `Step.info` with their aggregation, and metrics derived from
+            several of those.
+        details: per-step entries that are reported in results but not told to principals.
+        has_reward_jacobian: whether steps have a `reward_jacobian`.
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent, where agents have roles; else empty.
-        numbers: what an action consists of where it is several numbers, [n_envs, n_agents, numbers.dim]; else None.
-        text: what a player that reads is told; None where nobody has put the game into words.
-        facts: what prompts say of the game as it is played (its rules, its map, what it pays for), by the names they
-            use.
-        about: what a plan says is played, rows of (what, value): engine, rules, rewards.
-        endless: nothing is known to end an episode: there is no horizon, and it may never reach an end of its own.
-        device: where the environment keeps its numbers as torch tensors, e.g. `cuda`: observations, rewards, metrics
-            and exposure are there; a step or reset may write over the observation of the last but two, and nothing
-            else. `terminated`, `truncated` and the masks of `reset` are NumPy arrays all the same, so that nobody waits
-            for the device to know what has ended. None: everything is NumPy, on the processor.
+        continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
+            discrete actions.
+        text: description for language-model players; None if the game has no text.
+        facts: facts of this game (rules, map, payments) that prompts state, by the names that prompts use.
+        about: rows of (what, value) for the plan of a run: engine, rules, rewards.
+        endless: whether an episode may never end: there is no horizon, and no end of its own is certain.
+        device: torch device of observations, rewards, metrics and reward Jacobian, e.g. `cuda`. A step or reset may
+            overwrite the observation of three steps or resets before, and nothing else. `terminated`, `truncated` and
+            the masks of `reset` are NumPy arrays even then, so that nothing waits for the device to know which games
+            have ended. None: everything is a NumPy array.
     """
 
     name: str
@@ -263,11 +297,11 @@ class EnvSpec:
     spending_cost: float = 0.0
     metrics: Mapping[str, Aggregate | Derived] = field(default_factory=dict)
     details: tuple[str, ...] = ()
-    exposure: bool = False
+    has_reward_jacobian: bool = False
     deterministic: bool = True
     agent_names: tuple[str, ...] = ()
-    numbers: ActionNumbers | None = None
-    text: GameText | None = None
+    continuous_actions: ContinuousActions | None = None
+    text: EnvDescription | None = None
     facts: Mapping[str, float | bool] = field(default_factory=dict)
     about: tuple[tuple[str, str], ...] = ()
     endless: bool = False
@@ -275,37 +309,37 @@ class EnvSpec:
 
     @property
     def per_step(self) -> dict[str, Aggregate]:
-        """The entries of `Step.info`, and how an episode sums them up."""
+        """The entries of `Step.info` with their aggregation over an episode."""
         return {name: how for name, how in self.metrics.items() if isinstance(how, str)}
 
     @property
     def told(self) -> dict[str, Aggregate]:
-        """Those of them that principals are told."""
+        """The entries of `per_step` that principals are told."""
         return {name: how for name, how in self.per_step.items() if name not in self.details}
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """All numbers of a game that are kept of each step: `per_step`, then those of entropies."""
+        """Names of all numbers that are recorded per step and game: `per_step`, then the rows of entropies."""
         entropies = [how.rows for how in self.metrics.values() if isinstance(how, Entropy)]
         return (*self.per_step, *(name for rows in entropies for name in rows))
 
     @property
-    def number_names(self) -> tuple[str, ...]:
-        """What the numbers of an action are called: as the text has it, where there is one that names each."""
-        if self.numbers is None:
+    def continuous_action_names(self) -> tuple[str, ...]:
+        """Names of the numbers of an action: those in `text` if it names each, else the action space's own."""
+        if self.continuous_actions is None:
             return ()
         told = () if self.text is None else tuple(name for name, _ in self.text.actions)
-        return told if len(told) == self.numbers.dim else self.numbers.names
+        return told if len(told) == self.continuous_actions.dim else self.continuous_actions.names
 
     def continuations(self, channel: str) -> tuple[str, ...]:
-        """How a text of `channel` goes on when each action is taken: what a language model is to score after it."""
+        """Return, for each action, the text that a language model scores after a text of `channel`."""
         return self.observation[channel].continuations or tuple(f" {name}" for name in self.action_names)
 
     def games_per_group(self, groups: int) -> int:
-        """Games of each of `groups` equal groups.
+        """Return the number of games in each of `groups` equal groups.
 
         Raises:
-            ConfigError: the games cannot be divided so.
+            ConfigError: `n_envs` is not a multiple of `groups`.
         """
         if groups < 1 or self.n_envs % groups:
             raise ConfigError(
@@ -315,23 +349,24 @@ class EnvSpec:
         return self.n_envs // groups
 
     def need_discrete(self, who: str) -> int:
-        """The number of actions, for `who` can only choose one of several.
+        """Return the number of discrete actions, for a part `who` (named in errors) that supports no others.
 
         Raises:
-            ConfigError: an action is several numbers here.
+            ConfigError: an action of this environment is several numbers.
         """
-        if self.numbers is not None:
-            kind = "whole numbers" if self.numbers.whole else "real numbers"
+        if self.continuous_actions is not None:
+            kind = "whole numbers" if self.continuous_actions.whole else "real numbers"
             raise ConfigError(
-                f"{who} chooses one of several actions, and an action of env={self.name} is {self.numbers.dim} {kind} "
-                f"({', '.join(self.numbers.names)}); use agent=linear or agent=mlp_policy with a principal, "
+                f"{who} chooses one of several actions, and an action of env={self.name} is "
+                f"{self.continuous_actions.dim} {kind} "
+                f"({', '.join(self.continuous_actions.names)}); use agent=linear or agent=mlp_policy with a principal, "
                 "agent=sb3, agent=llm_player or agent=random"
             )
         return self.n_actions
 
     @property
     def proposals(self) -> ParameterSpace:
-        """What a principal sets here, and in which contexts.
+        """The mechanism's values with the environment's contexts.
 
         Raises:
             ConfigError: there is no mechanism.

@@ -1,6 +1,6 @@
-"""Numbers of an episode that follow from several of its per-step metrics: one sum over its steps by another.
+"""Metrics of an episode that are derived from per-step metrics: quotients of two sums over the steps of the episode.
 
-Where the sum below the line is 0 there is nothing to say, and the number is NaN.
+If the denominator is 0, the metric is NaN.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ Rows = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Ratio:
-    """Total of the metric `of` for each unit of the total of `by`."""
+    """Total of the metric `of` divided by the total of the metric `by`."""
 
     of: str
     by: str
 
     def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
-        """What is summed up above and below the line, of the shape of `step`, the steps of the episode before it."""
+        """Return the summands of numerator and denominator, of the shape of `step` (index in the episode, from 0)."""
         return rows[self.of], rows[self.by]
 
 
 @dataclass(frozen=True)
 class MeanStep:
-    """The step of the episode, counted from 1, at which the metric `of` came about, mean over its units."""
+    """Mean index of a step, from 1, weighted by the metric `of` of the step."""
 
     of: str
 
     def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
-        """As `Ratio.parts`."""
+        """Return what `Ratio.parts` does."""
         return rows[self.of] * (step + 1), rows[self.of]
 
 
@@ -45,19 +45,20 @@ class Within:
     stop: int
 
     def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
-        """As `Ratio.parts`."""
+        """Return what `Ratio.parts` does."""
         inside = (step >= self.start) & (step < self.stop)
         return rows[self.of] * inside, inside
 
 
 @dataclass(frozen=True)
 class Entropy:
-    """Mean entropy, in nats, of the policy over the agent-steps in which `plane` is seen; over all where it is None.
+    """Mean entropy of the policy, in nats, over the agent-steps in which `plane` is seen; over all if it is None.
 
-    Whoever plays a policy adds the rows, for an environment knows none.
+    The rollout adds the rows, because an environment does not know the policy's entropy.
 
     Attributes:
-        channel, plane: a map that agents see, and one of its `Channel.planes`: it is seen where it holds of any cell.
+        channel: observation channel with a map of codes.
+        plane: one of its `Channel.planes`, which is seen if it is true of any cell.
     """
 
     channel: str | None = None
@@ -65,12 +66,12 @@ class Entropy:
 
     @property
     def rows(self) -> tuple[str, str]:
-        """Names of the sum of the entropies of the agents that are counted in a step, and of their number."""
+        """Names of two per-step rows: sum of the entropies of the counted agents, and the number of these agents."""
         seen = "anything" if self.plane is None else f"{self.channel} {self.plane}"
         return f"entropy seeing {seen}", f"agents seeing {seen}"
 
     def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
-        """As `Ratio.parts`."""
+        """Return what `Ratio.parts` does."""
         above, below = self.rows
         return rows[above], rows[below]
 
@@ -79,6 +80,6 @@ Derived = Ratio | MeanStep | Within | Entropy
 
 
 def quarters(of: str, horizon: int) -> dict[str, Within]:
-    """The course of a metric: its mean over each quarter of the horizon, as `<of>_quarter_1` to `_4`."""
+    """Return the means of a metric over the quarters of the horizon, as `<of>_quarter_1` to `<of>_quarter_4`."""
     edges = [horizon * k // 4 for k in range(5)]
     return {f"{of}_quarter_{k + 1}": Within(of, edges[k], edges[k + 1]) for k in range(4)}

@@ -1,4 +1,4 @@
-"""What reaches a terminal: no secret, and on standard error nothing that a terminal would obey instead of show."""
+"""Guarded terminal output: secrets are redacted, and standard error has no characters that control the terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from llmrl.core.secrets import redact
 
 
 class GuardedStream:
-    """A text stream that redacts what is written to it; anything else is that of `stream`.
+    """A text stream that redacts secrets in what is written to it. Other attributes are those of `stream`.
 
     Args:
-        stream: of text.
-        plain: also spell out what moves the cursor or colours; not for streams that tables are drawn on.
+        stream: text stream to write to.
+        plain: whether to escape control characters (`printable`), too; not for streams with tables or colours.
     """
 
     def __init__(self, stream: TextIO, plain: bool) -> None:
@@ -33,8 +33,9 @@ class GuardedStream:
 
 
 def guard_terminal() -> None:
-    """Let what this process prints from now on hold no secret, and what it logs or writes to standard error, libraries'
-    complaints and tracebacks too, be `printable`."""
+    """Redact secrets in all output of this process from now on, and make its log and standard error `printable`.
+
+    This includes tracebacks and messages of libraries. Further calls do nothing."""
     print_records()
     if not isinstance(sys.stdout, GuardedStream):
         sys.stdout = cast(TextIO, GuardedStream(sys.stdout, plain=False))
@@ -43,5 +44,5 @@ def guard_terminal() -> None:
 
 
 def drawing(stream: TextIO) -> TextIO:
-    """The stream for a bar, which moves the cursor; secrets stay out of it."""
+    """Return the stream for a progress bar, which may move the cursor. Secrets are still redacted."""
     return cast(TextIO, GuardedStream(stream.stream, plain=False)) if isinstance(stream, GuardedStream) else stream

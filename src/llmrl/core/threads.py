@@ -1,4 +1,4 @@
-"""Threads of a process that computes several runs: what they inherit, and what they take turns with."""
+"""Threads of a process that computes several runs: inherited context, and mutual exclusion."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ _turn = threading.RLock()
 os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def helping(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Return a thread, not started yet, that ends with the process and belongs to the run of the thread that makes it:
-    what it logs is that run's."""
+def daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Return an unstarted daemon thread that inherits the caller's context variables, so that it logs to the same
+    run."""
     context = contextvars.copy_context()
     return threading.Thread(target=context.run, args=(target, *args), name=name, daemon=True)
 
 
 @contextmanager
-def in_turn() -> Iterator[None]:
-    """Around what uses something that a process has once, and that a library changes and puts back: torch's own random
-    stream, filters of warnings, Hydra's composed config, folders of compilers. One thread at a time; it must not wait
-    for another run meanwhile."""
+def exclusive() -> Iterator[None]:
+    """Run the block in one thread at a time (reentrant lock). The block must not wait for another run.
+
+    For global state that a library changes and restores: torch's random stream, warning filters, Hydra's composed
+    config, folders of compilers."""
     with _turn:
         yield

@@ -1,10 +1,10 @@
-"""Which code a config may name: one gate for `_target_`, `env.id=module:Id` and `env.text=package.Class`.
+"""The check of code that a config names with `_target_`, `env.id=module:Id` or `env.text=package.Class`.
 
-To import a module runs it. So a module is judged by its whole dotted name before it is imported, and what is found in
-it by the module that it is at home in: what a trusted module has imported for itself is not meant to be named.
+Importing a module runs it. A module is therefore checked by its whole dotted name before it is imported, and an object
+in it by the module that defines it: a config cannot name what a trusted module has imported for itself.
 
-Trusted are the parts of this package, what `Trust.modules` names, what installed packages declare as entry points
-(`llmrl.core.installed`), and what the user's own file lists (`user_file`). A config cannot add to it.
+Trusted are the parts of this package, the modules in `Trust.modules`, the entry points of installed packages
+(`llmrl.core.installed`), and the modules listed in the user's own file (`user_file`). A config cannot add to them.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 
 SHELL = "shell"
-"""Stands among trusted modules for command lines of a config, which a cluster's jobs run."""
+"""Entry among trusted modules that allows command lines of a config, which jobs on a cluster run."""
 PACKAGES = (
     *("llmrl.agents", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
     *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
-    # Not the ledger, the cache and the like, which write where they are told to.
+    # Not the ledger, the cache and similar modules, which write to paths that a config sets.
     *("llmrl.llms.budget", "llmrl.llms.rate_limit", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),
     *("llmrl.llms.openai_compatible", "llmrl.llms.replay", "llmrl.llms.scripted", "llmrl.llms.validity"),
 )
-"""Packages and modules of this one that hold parts. A config may name their classes, and else nothing but `NAMED`."""
+"""Packages and modules of llmrl that hold parts. Within llmrl, a config may name their classes and `NAMED`."""
 NAMED = frozenset(
     {
-        "llmrl.analysis.study.StudySettings",
+        "llmrl.analysis.study_settings.StudySettings",
+        "llmrl.config.debugging.Debugging",
         "llmrl.envs.substrates.substrate_env",
         "llmrl.llms.client.connect",
-        "llmrl.principals.llm.llm_principal",
+        "llmrl.principals.llm_factory.llm_principal",
         "llmrl.sweeps.backends.here.Here",
         "llmrl.sweeps.backends.local.Local",
-        "llmrl.sweeps.backends.slurm.Slurm",
+        "llmrl.sweeps.backends.slurm_submission.Slurm",
         "llmrl.run.sinks.mlflow.MLflow",
         "llmrl.run.sinks.tensorboard.TensorBoard",
         "llmrl.run.sinks.trackio.Trackio",
         "llmrl.run.sinks.wandb.WandB",
         "llmrl.sweeps.backends.protocol.Hardware",
-        "llmrl.teachers.options.llm_teacher",
-        "llmrl.teachers.options.offline_teacher",
-        "llmrl.teachers.options.oracle_teacher",
-        "llmrl.tuning.study.Settings",
+        "llmrl.teachers.teacher_factory.llm_teacher",
+        "llmrl.teachers.teacher_factory.offline_teacher",
+        "llmrl.teachers.teacher_factory.oracle_teacher",
+        "llmrl.tuning.study.TuningSettings",
     }
 )
 _OURS = ("llmrl", "hydra_plugins")
@@ -58,10 +59,10 @@ _OURS = ("llmrl", "hydra_plugins")
 
 @dataclass(frozen=True)
 class Trust:
-    """Decides which modules may be imported, and which objects be called, because a config names them.
+    """Rules for the modules that may be imported, and the objects that may be called, because a config names them.
 
     Args:
-        modules: further ones, with all that is below them; whole dotted names.
+        modules: dotted names of further trusted modules; their submodules are trusted, too.
 
     Raises:
         ConfigError: an entry is no name of a module.
@@ -78,21 +79,21 @@ class Trust:
                 )
 
     def covers(self, module: str) -> bool:
-        """Whether code of `module` may run because a config names it."""
+        """Return whether code of `module` may run because a config names it."""
         if _inside(module, (*PACKAGES, *self.modules)) or _inside(module, _installed()):
             return True
-        # Of this package nobody but who types the command opens more.
+        # Further modules of llmrl itself can only be trusted on the command line.
         return not _inside(module, _OURS) and _inside(module, _listed())
 
     def load(self, module: str, where: str) -> ModuleType:
-        """Import a module that is trusted.
+        """Import and return a trusted module.
 
         Args:
-            module: its dotted name.
-            where: that names it, for messages: `env.id=my_package:Tower-v3`.
+            module: dotted name.
+            where: option that names the module, for messages, e.g. `env.id=my_package:Tower-v3`.
 
         Raises:
-            ConfigError: it is not trusted, and then nothing of it has been imported; or it cannot be imported.
+            ConfigError: the module is not trusted (it is not imported then), or cannot be imported.
         """
         if not _is_dotted(module) or not self.covers(module):
             raise ConfigError(f"{where} {self.refusal(module)}")
@@ -102,14 +103,15 @@ class Trust:
             raise ConfigError(f"{where} cannot be imported: {error}") from error
 
     def locate(self, target: object, where: str) -> Any:
-        """Find the class or function that a dotted name means.
+        """Return the class or function with a dotted name.
 
         Args:
-            target: `package.module.Class`, or what is nested in a class.
-            where: that names it, for messages: `agent._target_`.
+            target: `package.module.Class`, or the name of something nested in a class.
+            where: option that names the target, for messages, e.g. `agent._target_`.
 
         Raises:
-            ConfigError: it is not trusted, is at home elsewhere, is no class or function, or cannot be imported.
+            ConfigError: the target or the module that defines it is not trusted, the target is no class or function,
+                or it cannot be imported.
         """
         named = f"{where}={target}"
         if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
@@ -133,11 +135,11 @@ class Trust:
         return found
 
     def outside(self, names: Iterable[str]) -> list[str]:
-        """Those of the dotted names of classes, functions or modules that are not trusted, in their order, once."""
+        """Return those dotted names (classes, functions, modules) that are not trusted, in order, without repeats."""
         return [name for name in dict.fromkeys(names) if not self.covers(name) and name not in NAMED]
 
     def check_shell(self, lines: Iterable[str]) -> None:
-        """Raise ConfigError unless command lines of a config may be run; `lines` are the keys that hold some."""
+        """Raise ConfigError if a config has command lines and they are not trusted; `lines` are their keys."""
         if (found := list(lines)) and SHELL not in self.modules and SHELL not in _listed():
             raise ConfigError(
                 f"{', '.join(found)} are command lines that jobs would run with your rights, and an option file or a "
@@ -145,13 +147,13 @@ class Trust:
             )
 
     def refusal(self, name: str) -> str:
-        """What to say of a name that is not trusted."""
+        """Return why a name is not trusted and what the user can do, in words that follow the name."""
         top = name.split(".")[0]
         cure = f". If you know whose it is, repeat the command with {how_to_trust([top])}"
         return f"is outside the trusted modules: {_kind(name)}{'' if is_nobodys(name) else cure}"
 
     def _imported(self, target: str, named: str) -> tuple[ModuleType, list[str]]:
-        """The module that a dotted name begins with, the longest there is, and the names that follow it."""
+        """Return the longest importable module that a dotted name begins with, and the names after it."""
         parts = target.split(".")
         fault: ImportError | None = None
         for i in range(len(parts) - 1, 0, -1):
@@ -183,8 +185,7 @@ class Trust:
 
 
 def is_nobodys(name: str) -> bool:
-    """Whether a name that is not trusted is of this package, or of Python itself, and so nothing that one would come to
-    trust."""
+    """Return whether there is no point in trusting a name: it is llmrl's or Python's, or no name of a module."""
     return _inside(name, _OURS) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
 
 
@@ -197,11 +198,11 @@ def _kind(name: str) -> str:
 
 
 NOBODY = Trust()
-"""Trust in nothing that nobody has spoken for."""
+"""Trust without any further modules."""
 
 
 def how_to_trust(modules: Iterable[str]) -> str:
-    """What to type so that modules are trusted, by the commands that compose a config and by those that read one."""
+    """Return the text that must be typed to trust modules, for commands that compose a config or read a run."""
     names = list(modules)
     return (
         f"'trusted_modules=[{','.join(names)}]' ({' '.join(f'--trust {name}' for name in names)} where a run is read)"
@@ -209,16 +210,16 @@ def how_to_trust(modules: Iterable[str]) -> str:
 
 
 def user_file() -> Path:
-    """The user's own list of trusted modules, one a line: `$XDG_CONFIG_HOME/llmrl/trusted`, by default in
-    ~/.config."""
+    """Return the path of the user's list of trusted modules, one per line: `$XDG_CONFIG_HOME/llmrl/trusted`, by default
+    in ~/.config."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "llmrl" / "trusted"
 
 
 def _listed() -> tuple[str, ...]:
-    """Modules of the user's own file; none without one.
+    """Return the modules in the user's file; none if there is no file.
 
     Raises:
-        ConfigError: others may write it, or a line is no name of a module.
+        ConfigError: the file cannot be read, other users may write it, or a line is no name of a module.
     """
     path = user_file()
     try:
@@ -242,12 +243,12 @@ def _listed() -> tuple[str, ...]:
 
 
 def _installed() -> tuple[str, ...]:
-    """Modules that installed packages declare, whatever they declare them for."""
+    """Return the modules in the entry points of installed packages, of all groups."""
     return tuple(entry.module for entry in entry_points())
 
 
 def _inside(module: str, packages: Iterable[str]) -> bool:
-    """Whether a module is one of `packages` or below one, by whole components.
+    """Return whether a module is one of `packages` or below one, comparing whole components.
 
     >>> _inside("llmrl.envs.gym", ["llmrl.envs"]), _inside("llmrl_evil", ["llmrl"])
     (True, False)
@@ -256,7 +257,7 @@ def _inside(module: str, packages: Iterable[str]) -> bool:
 
 
 def _is_dotted(name: str) -> bool:
-    """Whether a text is identifiers with dots between them, none of Python's internals."""
+    """Return whether a text is identifiers joined by dots, none of which begins with two underscores."""
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
 
 

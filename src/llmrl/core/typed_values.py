@@ -1,4 +1,4 @@
-"""Values of Python as they would be typed on a command line."""
+"""Python values as Hydra overrides, in the form in which they are typed on a command line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from llmrl.core.errors import ConfigError
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*(/[A-Za-z_][A-Za-z0-9_.-]*)*")
-"""Texts that Hydra reads as texts without quotes, unless they are one of `_WORDS`."""
+"""Texts that Hydra reads as texts without quotes, except `_WORDS`."""
 _WORDS = ("null", "true", "false", "inf", "nan")
 
 
 def typed(key: str, value: Any) -> str:
-    """Return the override that sets `key` to a value of Python.
+    """Return the override that sets `key` to a Python value.
 
     >>> typed("seed", 1), typed("env.mechanism", None), typed("env.observe", ["grid"]), typed("env.text", "it's")
     ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\\\'s'")
@@ -27,7 +27,7 @@ def typed(key: str, value: Any) -> str:
 
 
 def typed_choices(key: str, values: Sequence[Any]) -> str:
-    """Return the override that sweeps `key` over values of Python.
+    """Return the override that sweeps `key` over Python values.
 
     >>> typed_choices("principal", ["ucb", "llm"])
     'principal=ucb,llm'
@@ -39,13 +39,13 @@ def typed_choices(key: str, values: Sequence[Any]) -> str:
 
 
 def written(value: Any, key: str = "value") -> str:
-    """Return a value of Python as the value of an override; `key` names it in errors.
+    """Return a Python value as the value of an override; `key` names it in errors.
 
     >>> written({"a": [1, 2.5, None], "b": "it's, so"})
     "{a:[1,2.5,null],b:'it\\\\'s, so'}"
 
     Raises:
-        ConfigError: it is no plain data.
+        ConfigError: the value is no plain data.
     """
     if value is None:
         return "null"
@@ -67,7 +67,7 @@ def written(value: Any, key: str = "value") -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text in the quotes that Hydra takes off again."""
+    """Return a text in quotes, escaped for Hydra."""
     # A backslash counts only where it stands before a quote.
     inside = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
     return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, inside) + "'"

@@ -1,4 +1,4 @@
-"""The one console of everything that is printed, and its tables."""
+"""The console for all printed output, and its tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from llmrl.core.printable import printable
 
 
 class Terminal(Console):
-    """A console that shows texts from outside as what they are: brackets are no markup, colons no emoji, and what a
-    terminal would obey is spelled out.
+    """A console that prints texts literally: brackets are not markup, colons are not emoji, and control characters are
+    spelled out.
 
     Args:
-        width: where the output is no terminal; tables that go to a file are not squeezed into 80 columns.
+        width: width in columns if the output is not a terminal, because 80 columns are too few for tables in a file.
     """
 
     def __init__(self, width: int = 120) -> None:
@@ -30,17 +30,17 @@ class Terminal(Console):
 
 
 def terminal() -> Console:
-    """The console of everything that is printed."""
+    """Return the console for printed output."""
     return Terminal()
 
 
 def print_line(text: object) -> None:
-    """A line that is to stay as it is, whatever its length; of texts from outside what can be printed."""
+    """Print a line without wrapping it, with control characters spelled out."""
     sys.stdout.write(f"{printable(text)}\n")
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A table of names and values."""
+    """Print a table of names and values."""
     table = Table(title=title, show_header=False, min_width=70)
     for name, value in rows:
         table.add_row(name, value)
@@ -48,8 +48,10 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "ll") -> None:
-    """A table of texts, flush left where `sides` has `l`, and of numbers, flush right; names of runs are long."""
-    table = Table(title=title)
+    """Print a table, with a column flush left where `sides` has `l`, else flush right. It may be 200 columns wide in a
+    file, because names of runs are long. The title is an unwrapped line above it, so that it can be copied."""
+    print_line(f"\n{title}")
+    table = Table()
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
     for row in rows:
@@ -58,5 +60,5 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def near(folder: Path) -> Path:
-    """A folder as one would type it here."""
+    """Return a folder relative to the working directory if it is inside it, else unchanged."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.analysis.report import Report, Section, Settings
+    from llmrl.analysis.report import Report, Section
+    from llmrl.analysis.report_settings import ReportSettings
     from llmrl.analysis.study_tasks import TasksCompared
 
 
 def reported(
     folder: Path,
-    settings: Settings | None = None,
+    settings: ReportSettings | None = None,
     out: Path | None = None,
     figures: bool = True,
     said: Callable[[str], None] = lambda text: None,
@@ -37,14 +38,14 @@ def reported(
     from llmrl.analysis.aggregate import summarize
     from llmrl.analysis.figures import check_installed
     from llmrl.analysis.probes import draw_probes
-    from llmrl.analysis.report import Settings
-    from llmrl.analysis.write import write_report
-    from llmrl.sweeps.records import records
+    from llmrl.analysis.report_files import write_report
+    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.sweeps.run_control import records
 
     if figures:
         check_installed()
     runs = records(folder)
-    numbers = summarize(folder, settings or Settings(), runs, said)
+    numbers = summarize(folder, settings or ReportSettings(), runs, said)
     for run in runs if figures else ():
         draw_probes(run.folder)
     return numbers, write_report(numbers, out or folder / "report", figures, said)
@@ -64,14 +65,14 @@ def show_study(folder: Path, asked: Mapping[str, Any]) -> None:
     """
     from importlib.util import find_spec
 
-    from llmrl.analysis.report import Settings
-    from llmrl.analysis.study import settings_from
+    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report_tables import slugs
+    from llmrl.analysis.study_settings import settings_from
     from llmrl.analysis.study_tasks import NAME, tasks_compared
-    from llmrl.analysis.tables import slugs
     from llmrl.display.console import near, print_line
 
     drawn = find_spec("matplotlib") is not None
-    numbers, page = reported(folder, Settings(study=settings_from(asked, "the study")), figures=drawn)
+    numbers, page = reported(folder, ReportSettings(study=settings_from(asked, "the study")), figures=drawn)
     over = tasks_compared(numbers)
     for section in numbers.sections if over is None else ():
         print_study(section)
@@ -93,6 +94,8 @@ def print_study(section: Section) -> None:
         return
     print_line(section.study.settings.question or "")
     for table in section.study.tables:
+        if not table.columns:
+            continue  # of a file alone
         print_table(table.caption, table.columns, table.rows, table.sides)
         for note in table.notes:
             print_line(note)

@@ -1,4 +1,4 @@
-"""The closing table of a sweep."""
+"""The final table of a sweep."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from llmrl.display.console import near, terminal
-from llmrl.display.runs import misgiving_of, record
-from llmrl.run.content import SUMMARY_NAME
+from llmrl.display.console import near, print_line, terminal
+from llmrl.display.run_summary import record, validity_warning_of
+from llmrl.run.artifacts import SUMMARY_NAME
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.backends.protocol import Outcome
+    from llmrl.sweeps.backends.protocol import JobOutcome
 
 
-def print_sweep(outcomes: Sequence[Outcome]) -> None:
-    """The closing table of a sweep, and what to do next."""
+def print_sweep(outcomes: Sequence[JobOutcome]) -> None:
+    """Print the final table of a sweep, and commands to use next."""
     from llmrl.run.folder import split_overrides
-    from llmrl.run.names import title
+    from llmrl.run.folder_names import title
 
     outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     for i, outcome in enumerate(outcomes):
-        if outcome.state == "finished" and (said := misgiving_of(record(outcome.folder / SUMMARY_NAME))):
+        if outcome.state == "finished" and (said := validity_warning_of(record(outcome.folder / SUMMARY_NAME))):
             notes[i] = said
     table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))
     for column in ("run", "seed", "state", "result", *([""] if any(notes) else [])):
@@ -45,12 +45,30 @@ def print_sweep(outcomes: Sequence[Outcome]) -> None:
     if unfinished:
         console.print(f"Why: {shlex.join(['llmrl-sweep', 'logs', str(near(unfinished[0].folder))])}", soft_wrap=True)
         console.print("The same command again runs what is missing.")
-    root = shlex.quote(str(near(common_folder([outcome.folder for outcome in outcomes]))))
+    folder = common_folder([outcome.folder for outcome in outcomes])
+    root = shlex.quote(str(near(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         console.print(f"{command} {root}", soft_wrap=True)
+    print_first_screen(folder)
+
+
+def print_first_screen(folder: Path) -> None:
+    """Write the means of a folder's groups for TensorBoard, and print a link to these. Nothing is printed if there are
+    no groups to compare, or no finished run has a TensorBoard log."""
+    from llmrl.analysis.first_screen import write_first_screen
+    from llmrl.analysis.runs import read_runs
+    from llmrl.core.errors import LlmrlError
+
+    try:
+        screen = write_first_screen(folder, read_runs(folder))
+    except LlmrlError as error:
+        print_line(f"TensorBoard has no means of the groups: {error}")
+        return
+    if screen is not None:
+        print_line(f"In it the means of the groups: {screen.link}")
 
 
 def common_folder(folders: Sequence[Path]) -> Path:
-    """The folder that all run folders of a sweep are in, one above their groups where there are several."""
+    """Return the deepest folder that has the groups of all run folders of a sweep in it."""
     parents = [str(folder.parent.parent) for folder in folders]
     return Path(os.path.commonpath(parents))

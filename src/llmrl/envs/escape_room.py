@@ -1,7 +1,7 @@
-"""Contextual Escape Room: agents must share out unpleasant work so that some can leave for a reward.
+"""Contextual Escape Room: some agents must hold a lever at a cost so that others can leave for a reward.
 
-The game after the Large Legislative Models experiments (Hegazy et al., 2024, arXiv 2410.08345), which extends the
-Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context: which lever works.
+The game follows the Large Legislative Models experiments (Hegazy et al., 2024, arXiv 2410.08345). They extend the
+Escape Room of Yang et al. (2020, arXiv 2006.06051) by a context, the lever that works.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.objectives import SUM
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
+from llmrl.core.welfare_measures import SUM
+from llmrl.envs.env_errors import guarded
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
@@ -29,19 +30,19 @@ _DOOR_CLOSED, _DOOR_OPEN, _START = (150, 60, 50), (70, 160, 90), (120, 150, 190)
 
 
 class EscapeRoom:
-    """`n_envs` games in lock step, as arrays.
+    """A vectorised environment of `n_envs` escape rooms.
 
     **World.** Places 0 .. n_levers - 1 are levers, then the door, then the start. Every place can be reached from every
     other in one step. All agents begin at the start.
 
-    **Context.** One lever works. It is drawn for each new episode, or set with `set_context`, or pinned.
+    **Context.** One lever works. It is drawn for each new episode, or set with `set_context`, or fixed.
 
-    **Actions.** The place to be at next; staying is choosing the place one is at. All move at once.
+    **Actions.** The next place; an agent stays by choosing its current place. All agents move at once.
 
     **Door.** Open in a step if at least `min_at_lever` agents are at the working lever after moving.
 
-    **Reward before the mechanism.** Door open: +10 for each agent at the door, -1 for every other. Door closed: -1 for
-    an agent that moved, 0 for one that stayed.
+    **Reward before the mechanism.** Door open: +10 for each agent at the door, -1 for every other agent (without
+    `stay_penalty`, only for those that moved). Door closed: -1 for an agent that moved, 0 for an agent that stayed.
 
     **Mechanism.** One number in [0, `max_incentive`] for each place, paid at every step to each agent that is there
     after moving.
@@ -49,36 +50,43 @@ class EscapeRoom:
     **Observation.** `vector` [n_envs, n_agents, n_agents * n_places + n_levers] float32: the place of each agent and
     the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32 if it is shown.
 
-    **End.** Truncated after `horizon` steps; no other end. With 5 agents, 3 levers, 2 needed and 5 steps, the most that
-    an episode can bring all agents together, before incentives, is 5 * (3 * 10 - 2) = 140.
+    **End.** Truncated after `horizon` steps; no other end. With 5 agents, 3 levers, 2 needed and 5 steps, the maximum
+    total return of an episode before incentives is 5 * (3 * 10 - 2) = 140.
 
     Args:
         seeds: the environment's node of the seed tree.
         n_envs: games in lock step.
-        n_agents: agents a game.
-        n_levers: levers a game, as many as contexts.
+        n_agents: agents per game.
+        n_levers: levers per game, and number of contexts.
         min_at_lever: agents that must be at the working lever for the door to be open.
-        horizon: steps an episode.
-        fixed_context: index of the lever that always works; None: any may. Pinned, it is the only context there is.
+        horizon: steps per episode.
+        fixed_context: index of the lever that always works, which is then the only context; None: any lever may work.
         mechanism: whether a principal can pay incentives.
-        max_incentive: the most that each can be, reward per step.
-        show_mechanism: whether agents see the incentives.
-        stay_penalty: whether the -1 of an open door also meets agents that stayed where they were.
-        observation_divisor: what the `vector` channel is divided by.
-        name_lever: contexts are called after the lever that works; else `room_0`, `room_1`, ..., dealt to the levers in
-            an order that `seeds` decide, so that a principal that reads must find out.
+        max_incentive: upper bound of each incentive, reward per step.
+        show_mechanism: whether agents observe the incentives.
+        stay_penalty: whether the -1 while the door is open also applies to agents that stayed where they were.
+        observation_divisor: divisor of the `vector` channel.
+        name_lever: whether contexts are named after the working lever. Otherwise they are called `room_0`, `room_1`,
+            ..., in an order that depends on `seeds`, so that a language-model principal must discover the lever.
+
+    Attributes:
+        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
+
+    Raises:
+        ConfigError: parameters that contradict each other.
     """
 
     spec: EnvSpec
+    place = (0, 1)
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
-        """Whether the games of several runs can be played as one batch, from the options."""
+        """Return whether, under these options, the games of several runs can be played as one batch."""
         return True
 
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
-        """Bytes that one agent observes in a step, from the options."""
+        """Return the size of one agent's observation of a step under these options, bytes."""
         levers = options.get("n_levers", 3)
         shown = levers + 2 if options.get("show_mechanism", False) else 0
         return int(4 * (options.get("n_agents", 5) * (levers + 2) + levers + shown))
@@ -145,12 +153,12 @@ class EscapeRoom:
             contexts=tuple(called[i] for i in range(n_levers) if fixed_context in (None, i)),
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
-            exposure=mechanism,
+            has_reward_jacobian=mechanism,
             facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty, "names_lever": name_lever},
         )
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games
-        # Levers of the episodes to come, [n_envs]; None: drawn.
+        # Working levers of the next episodes, [n_envs]; None: drawn.
         self._next_context = None if fixed_context is None else np.full(n_envs, fixed_context)
         self._incentives = np.zeros((n_envs, n_places))
         self._place = np.full((n_envs, n_agents), self._start)
@@ -159,20 +167,26 @@ class EscapeRoom:
         self._ended = np.ones(n_envs, dtype=bool)
 
     def resized(self, n_envs: int) -> EscapeRoom:
-        """Return the same environment with so many games, none of them begun."""
+        """Return the same environment with `n_envs` games, none of them begun."""
         return self._resized(n_envs=n_envs)
 
+    def one_game(self) -> EscapeRoom:
+        """Return the same environment with a single independent game."""
+        return guarded(self.resized(1))
+
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` reseeds the draw of contexts, a
-        sequence that of each of so many equal groups of games (`VecEnv.reset`)."""
+        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+
+        `seed` reseeds the draw of contexts; a sequence seeds equal groups of games separately (`VecEnv.reset`)."""
         if seed is not None:
             several = seed if isinstance(seed, Sequence) else [seed]
             self._rngs = [Seeds(each).numpy("contexts") for each in several]
         chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        # A draw for every game, also those that go on, so that what one game draws does not hang on the others.
+        # Draws for every game, even those that go on, so that a game's draws do not depend on the other games.
         groups = len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        drawn = np.concatenate([rng.integers(self._n_levers, size=size) for rng in self._rngs])
+        first = self.place[0]
+        drawn = np.concatenate([rng.integers(self._n_levers, size=first + size)[first:] for rng in self._rngs])
         drawn = np.tile(drawn, self.spec.n_envs // len(drawn))
         self._lever[chosen] = drawn[chosen] if self._next_context is None else self._next_context[chosen]
         self._place[chosen] = self._start
@@ -181,10 +195,10 @@ class EscapeRoom:
         return self._observe()
 
     def step(self, action: Array) -> Step:
-        """Move all agents to the places `action` [n_envs, n_agents]; games that have ended stay as they are.
+        """Move all agents to the places `action` [n_envs, n_agents]. Games that have ended stay as they are.
 
         Raises:
-            ValueError: an action is not a place, or a game was never reset.
+            ValueError: wrong shape, an action is no place, or a game was never reset.
         """
         n_envs, n_agents = self._place.shape
         target = np.asarray(action)
@@ -219,7 +233,7 @@ class EscapeRoom:
             terminated=np.zeros(n_envs, dtype=bool),
             truncated=self._ended.copy(),
             info={name: value.astype(np.float32) for name, value in info.items()},
-            exposure=self._exposure(active) if self.spec.exposure else None,
+            reward_jacobian=self._reward_jacobian(active) if self.spec.has_reward_jacobian else None,
         )
 
     def pair_games(self, groups: int) -> None:
@@ -228,7 +242,7 @@ class EscapeRoom:
         self._groups = groups
 
     def set_mechanism(self, values: Array) -> None:
-        """Pay the incentives `values`, [n_places] in all games or [n_envs, n_places] in each, from the next step on.
+        """Set the incentives of all games, [n_places], or of each game, [n_envs, n_places], from the next step on.
 
         Raises:
             ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
@@ -238,8 +252,11 @@ class EscapeRoom:
         self._incentives = np.broadcast_to(self.spec.mechanism.check(values), self._incentives.shape).copy()
 
     def set_context(self, context: int | np.ndarray) -> None:
-        """Let the lever of `spec.contexts[context]` work in all games, or [n_envs] of them each in its own, from their
-        next reset on."""
+        """Set the context (index into `spec.contexts`) of all games, or of each, [n_envs], from the next reset on.
+
+        Raises:
+            ConfigError: there is no such context.
+        """
         chosen = np.broadcast_to(context, self.spec.n_envs)
         for each in np.unique(chosen):
             if not 0 <= each < len(self.spec.contexts):
@@ -248,8 +265,9 @@ class EscapeRoom:
             self._next_context = chosen.copy()
 
     def render(self, index: int = 0) -> np.ndarray:
-        """Game `index` as [2 * 56, max(n_levers, 2) * 56, 3] uint8: levers above (the working one golden), start and
-        door (green when open) below, an agent a dot."""
+        """Return a frame of game `index`, [2 * 56, max(n_levers, 2) * 56, 3] uint8.
+
+        Levers are in the upper row (the working one golden), start and door (green if open) below; agents are dots."""
         columns = max(self._n_levers, 2)
         image = np.full((2 * _TILE, columns * _TILE, 3), _WALL, dtype=np.uint8)
         counts = self._counts()
@@ -278,7 +296,7 @@ class EscapeRoom:
         }
 
     def load_state_dict(self, state: State) -> None:
-        # States saved by an earlier version have one.
+        # States saved by an earlier version have a single generator, `rng`.
         saved = state.get("rngs") or [state["rng"]]
         self._rngs = [np.random.default_rng() for _ in saved]
         for rng, each in zip(self._rngs, saved, strict=True):
@@ -291,23 +309,23 @@ class EscapeRoom:
         self._ended = state["ended"].copy()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there are no resources."""
 
     def _counts(self) -> np.ndarray:
-        """Agents at each place, [n_envs, n_places]."""
+        """Return the number of agents at each place, [n_envs, n_places]."""
         n_envs = len(self._place)
         cells = self._place + self._n_places * np.arange(n_envs)[:, None]
         return np.bincount(cells.ravel(), minlength=n_envs * self._n_places).reshape(n_envs, self._n_places)
 
-    def _exposure(self, active: np.ndarray) -> np.ndarray:
-        """How much each agent's reward grows with each incentive, [n_envs, n_agents, n_places] float32: one where it
-        is, in games that go on."""
+    def _reward_jacobian(self, active: np.ndarray) -> np.ndarray:
+        """Return the derivative of each agent's reward by each incentive, [n_envs, n_agents, n_places] float32: 1 for
+        the agent's place in games that go on, else 0."""
         here = self._place[:, :, None] == np.arange(self._n_places)
-        exposure: np.ndarray = (here & active[:, None, None]).astype(np.float32)
-        return exposure
+        reward_jacobian: np.ndarray = (here & active[:, None, None]).astype(np.float32)
+        return reward_jacobian
 
     def _door_open(self, counts: np.ndarray) -> np.ndarray:
-        """Whether the working lever has enough agents, [n_envs]."""
+        """Return whether the working lever has enough agents, [n_envs] bool."""
         at_lever = np.take_along_axis(counts, self._lever[:, None], axis=1)[:, 0]
         return (at_lever >= self._min_at_lever) & (self._lever >= 0)
 
@@ -316,7 +334,7 @@ class EscapeRoom:
         value = np.float32(1.0 / self._divisor)
         vector = np.zeros((n_envs, n_agents * self._n_places + self._n_levers), dtype=np.float32)
         np.put_along_axis(vector, self._place + self._n_places * np.arange(n_agents), value, axis=1)
-        # A game that was never reset has no context yet, and shows none.
+        # A game that was never reset has no context yet.
         known = np.flatnonzero(self._lever >= 0)
         vector[known, n_agents * self._n_places + self._lever[known]] = value
         observation = {"vector": np.repeat(vector[:, None], n_agents, axis=1)}
@@ -325,7 +343,7 @@ class EscapeRoom:
         return observation
 
     def _draw_agents(self, tile: np.ndarray, here: np.ndarray) -> None:
-        """Dots at fixed positions, so that each agent can be followed from picture to picture."""
+        """Draw agents as dots, each at a fixed position in its tile, so that it can be followed between frames."""
         side = int(np.ceil(np.sqrt(len(here))))
         pitch = (_TILE - 16) / side
         y, x = np.mgrid[:_TILE, :_TILE]
@@ -337,11 +355,14 @@ class EscapeRoom:
 
 def _mechanism(places: tuple[str, ...], highest: float) -> ParameterSpace:
     meaning = "incentive paid to each agent that is at {} after moving"
-    parameters = (Parameter(p, 0.0, highest, "reward per step", meaning.format(p)) for p in places)
-    return ParameterSpace("incentives", tuple(parameters))
+    effect = "{{value:.3g}} at {}"
+    parameters = (
+        Parameter(p, 0.0, highest, "reward per step", meaning.format(p), effect=effect.format(p)) for p in places
+    )
+    return ParameterSpace("incentives", tuple(parameters), sentence="Pays agents for each step {effects}.")
 
 
 def _agent_colour(agent: int, n_agents: int) -> np.ndarray:
-    """Evenly spaced hues."""
+    """Return an agent's colour, [3] uint8, from evenly spaced hues."""
     phase = 2 * np.pi * (agent / n_agents + np.array([0.0, -1 / 3, 1 / 3]))
     return np.asarray(np.clip(120 + 110 * np.cos(phase), 0, 255), dtype=np.uint8)

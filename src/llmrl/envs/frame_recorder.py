@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from llmrl.core.frames import LazyFrames, enlarge, save_video
 from llmrl.core.observers import Observer, Transition
-from llmrl.core.pictures import Drawn, enlarge, save_film
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, on_host
 
@@ -57,13 +57,20 @@ class FrameRecorder(Observer):
         for frames in self.frames.values():
             frames += [frames[-1]] * (length - len(frames))
 
-    def save(self, folder: Path, fps: int) -> list[Path]:
-        """Write `world` and `agent_<i>` as MP4 and GIF; returns the files."""
+    def save(self, folder: Path, fps: int, world: Sequence[np.ndarray] | None = None) -> list[Path]:
+        """Write `world` and `agent_<i>` as MP4 and GIF; returns the files.
+
+        Args:
+            folder: of the files.
+            fps: frames a second.
+            world: pictures to show for those of the world; None: these, with their captions.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for name, frames in self.frames.items():
             panels = self._panels if name == "world" else {}
-            files += save_film(_drawn(frames, panels), folder, name, fps)
+            shown = world if name == "world" and world is not None else _drawn(frames, panels)
+            files += save_video(shown, folder, name, fps)
         return files
 
     def _keep(self, observation: Observation) -> None:
@@ -80,7 +87,7 @@ class FrameRecorder(Observer):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
 
 
-def _drawn(frames: Sequence[np.ndarray], panels: Mapping[int, Panel]) -> Drawn:
+def _drawn(frames: Sequence[np.ndarray], panels: Mapping[int, Panel]) -> LazyFrames:
     """Frames, enlarged, with their panels; white where there are panels and a frame has none."""
     blank = None
     if panels:
@@ -93,4 +100,4 @@ def _drawn(frames: Sequence[np.ndarray], panels: Mapping[int, Panel]) -> Drawn:
             return frame
         return np.hstack([frame, panels[i](frame.shape[0]) if i in panels else blank])
 
-    return Drawn(len(frames), draw)
+    return LazyFrames(len(frames), draw)

@@ -1,14 +1,14 @@
-"""What a principal can impose on a society: a tax, or incentives. Environment-independent and batched.
+"""Mechanisms that a principal can impose on a society: a tax, or incentives. Environment-independent and batched.
 
-Both are linear in the numbers the principal sets, given what happened:
+Given the events of a step, rewards are linear in the values that the principal sets:
 
-    reward[e, i] = base_reward[e, i] + sum_k exposure[e, i, k] * values[e, k]
+    reward[e, i] = base_reward[e, i] + sum_k reward_jacobian[e, i, k] * values[e, k]
 
-so a mechanism only has to say what each player's reward is before it, and how exposed the player is to each number. The
-exposure is also the exact derivative of the reward by the values, which is what a meta-gradient needs.
+A mechanism therefore only computes each player's base reward and the Jacobian, i.e. the player's exposure to each
+value. The Jacobian is also the exact derivative that a meta-gradient needs.
 
-Events are NumPy arrays or torch tensors, and what is made of them is of their kind: float32, and on their device, which
-nothing here waits for.
+Events are NumPy arrays or torch tensors. Results have the same type, float32, on the same device; no computation here
+waits for that device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 
 Floats = Array
-"""float32, a NumPy array or a torch tensor."""
+"""A NumPy array or a torch tensor, float32."""
 
 
 def _library(like: Array) -> Any:
-    """The functions for arrays of this kind: `numpy` or `torch`, which call what is needed here alike."""
+    """Return the library of an array, `numpy` or `torch`, whose functions used here have the same names."""
     if isinstance(like, np.ndarray):
         return np
     import torch
@@ -39,23 +39,23 @@ def _library(like: Array) -> Any:
 
 
 def _as_array(x: NDArray[Any], like: Array) -> Array:
-    """An array as one of this kind, where that is."""
+    """Return a NumPy array as an array of the type of `like`, on its device."""
     if isinstance(like, np.ndarray):
         return x
     import torch
 
-    # Memory that is not pinned is read before the call returns, and nobody waits for the device.
+    # Memory that is not pinned is read before the call returns, and the call does not wait for the device.
     return torch.from_numpy(x).to(like.device, non_blocking=like.is_cuda)
 
 
 @dataclass(frozen=True)
-class Events:
-    """What happened in one step of all games.
+class SocietyEvents:
+    """Events of one step of all games.
 
     Attributes:
         raw: the environment's own reward, [n_envs, n_agents] float32.
-        cleaned: dirt cells each player cleaned, [n_envs, n_agents]; None where the environment has no dirt.
-        present: players who could act in this step, i.e. were not removed from the world, [n_envs, n_agents] bool.
+        cleaned: number of dirt cells that each player cleaned, [n_envs, n_agents]; None if the environment has no dirt.
+        present: whether each player could act, i.e. was not removed from the world, [n_envs, n_agents] bool.
     """
 
     raw: Floats
@@ -65,25 +65,25 @@ class Events:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What a mechanism makes of one step.
+    """Rewards and metrics of one step under a mechanism.
 
     Attributes:
-        base_reward: what welfare is measured on, [n_envs, n_agents].
-        exposure: derivative of each player's reward by each of the d values, [n_envs, n_agents, d].
+        base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents].
+        reward_jacobian: derivative of each player's reward by each of the d values, [n_envs, n_agents, d].
         metrics: the mechanism's `metrics`, each [n_envs].
     """
 
     base_reward: Floats
-    exposure: Floats
+    reward_jacobian: Floats
     metrics: Mapping[str, Floats] = field(default_factory=dict)
 
     def reward(self, values: Array) -> Array:
-        """What the players learn from under `values` [n_envs, d]: [n_envs, n_agents]."""
-        return self.base_reward + (self.exposure * values[:, None, :]).sum(-1)
+        """Return the rewards after the mechanism under `values` [n_envs, d], [n_envs, n_agents]."""
+        return self.base_reward + (self.reward_jacobian * values[:, None, :]).sum(-1)
 
 
 RAW_REWARD = "an apple 1"
-"""What an agent earns where nothing rewrites it, in words."""
+"""Base reward, in words, where no mechanism rewrites it."""
 
 
 @runtime_checkable
@@ -91,12 +91,12 @@ class Mechanism(Protocol):
     """A rule that turns events into rewards.
 
     Attributes:
-        spec: the values a principal sets.
-        metrics: names of the numbers it reports per step, and how an episode sums them up.
-        details: those of them that principals are not told (`EnvSpec.details`).
-        needs_dirt: whether it pays for cleaning, so that it makes no sense where there is no dirt.
-        facts: what prompts say of it beside the parameters' descriptions (`EnvSpec.facts`).
-        base_reward: what an agent earns before the mechanism, in words.
+        spec: space of the values that a principal sets.
+        metrics: per-step metrics that it reports, with their aggregation over an episode.
+        details: metrics that principals are not told (`EnvSpec.details`).
+        needs_dirt: whether it pays for cleaning, and so needs an environment with dirt.
+        facts: facts that prompts state beside the parameters' descriptions (`EnvSpec.facts`).
+        base_reward: reward of an agent before the mechanism, in words.
     """
 
     spec: ParameterSpace
@@ -106,29 +106,31 @@ class Mechanism(Protocol):
     facts: Mapping[str, float | bool]
     base_reward: str
 
-    def settle(self, events: Events, values: Floats) -> Settlement:
-        """Account for one step; to be called once a step, because a mechanism may remember the past. `values`
-        [n_envs, d] float32, of the events' kind and where they are."""
+    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
+        """Return the settlement of one step. Call it once per step, because a mechanism may have a memory.
+
+        `values` [n_envs, d] float32 are of the same type and on the same device as the events."""
         ...
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Forget the past of the games where `mask` [n_envs] is true, a NumPy array whatever the events are: they begin
-        a new episode."""
+        """Clear the memory of the games where `mask` [n_envs] is true, which begin a new episode.
+
+        `mask` is a NumPy array even if events are tensors."""
         ...
 
     def state_dict(self) -> State:
-        """What it remembers of the episodes in progress."""
+        """Return the memory of the episodes in progress."""
         ...
 
     def load_state_dict(self, state: State) -> None: ...
 
 
-def tax_exposure(raw: Array, income: Array, low: Array, high: Array, multiplier: float) -> tuple[Array, Array]:
-    """What was earned in each of K brackets, [n_envs, K], and each player's exposure to their rates,
-    [n_envs, n_agents, K].
+def tax_jacobian(raw: Array, income: Array, low: Array, high: Array, multiplier: float) -> tuple[Array, Array]:
+    """Return the total reward earned in each of K brackets, [n_envs, K], and the Jacobian of the players' rewards by
+    the brackets' rates, [n_envs, n_agents, K].
 
-    `raw` (this step's reward) and `income` (what selects the bracket) are [n_envs, n_agents]. Bracket k holds incomes
-    in [low[k], high[k]), both [K].
+    `raw` (reward of this step) and `income` (which selects the bracket) are [n_envs, n_agents]. Bracket k contains
+    incomes in [low[k], high[k]), both [K].
     """
     earned = raw[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
     total = earned.sum(1)
@@ -136,12 +138,12 @@ def tax_exposure(raw: Array, income: Array, low: Array, high: Array, multiplier:
 
 
 class BracketedTax:
-    """A tax on rewards whose rate depends on recent income; all of it is shared equally among the players.
+    """A tax on rewards whose rate depends on recent income. The revenue is shared equally among the players.
 
-    Income is the raw reward of this step and of the `window` steps before it. It selects the bracket; what is taxed
-    is this step's raw reward alone: tax = `multiplier` * rate[bracket] * raw reward, and every player gets the mean
-    tax back. The sum of rewards is therefore untouched. With multiplier 4 a rate of 0.25 takes all, and 1 takes four
-    times what was earned.
+    Income is the sum of raw rewards over this step and the `window` steps before it. It selects the bracket. Only the
+    raw reward of this step is taxed: tax = `multiplier` * rate[bracket] * raw reward. Every player gets the mean tax
+    back, so the sum of rewards does not change. With multiplier 4, a rate of 0.25 takes the whole reward, and a rate of
+    1 takes four times the reward.
 
     Source: the Harvest experiment of "Large Legislative Models" (arXiv 2410.08345).
 
@@ -151,7 +153,7 @@ class BracketedTax:
         multiplier: tax per unit of rate and reward.
 
     Raises:
-        ConfigError: edges that do not start at 0 or do not increase.
+        ConfigError: the edges do not start at 0 or do not increase.
     """
 
     needs_dirt = False
@@ -168,9 +170,13 @@ class BracketedTax:
         ):
             raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
         self.window, self.multiplier = window, multiplier
-        # The rate that takes a whole apple, where there is one.
+        # The rate that takes a whole apple, if it is at most 1.
         self.facts: Mapping[str, float | bool] = {"takes_all": 1 / multiplier} if multiplier >= 1 else {}
-        self.spec = ParameterSpace("tax", tuple(self._parameter(k) for k in range(len(self.edges))))
+        self.spec = ParameterSpace(
+            "tax",
+            tuple(self._parameter(k) for k in range(len(self.edges))),
+            sentence=f"Takes of each apple {{effects}} in the last {window + 1} steps; all agents share it equally.",
+        )
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
         self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
@@ -179,6 +185,7 @@ class BracketedTax:
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
         span = f"{low:g} to under {high:g}" if high is not None else f"{low:g} or more"
+        short = f"{low:g} or more" if high is None else f"under {high:g}" if low == 0 else span
         return Parameter(
             f"rate_{k + 1}",
             0.0,
@@ -186,24 +193,26 @@ class BracketedTax:
             "tax rate",
             f"players who earned {span} apples in the last {self.window + 1} steps pay {self.multiplier:g} times "
             "this rate of an apple for each apple they eat",
+            effect=f"{{value:.0%}} from who ate {short}",
+            effect_scale=self.multiplier,
         )
 
-    def settle(self, events: Events, values: Floats) -> Settlement:
+    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
         xp = _library(events.raw)
         income = events.raw
         if self.window:
             past = xp.stack([xp.zeros_like(events.raw)] * self.window) if self._past is None else self._past
-            if xp is not np and isinstance(past, np.ndarray):  # as a checkpoint held it
+            if xp is not np and isinstance(past, np.ndarray):  # loaded from a checkpoint
                 past = xp.as_tensor(past).to(events.raw.device)
             income = events.raw + past.sum(0)
             self._past = xp.concatenate([events.raw[None], past[:-1]])
         if self._bounds is None:
             edges = np.array([*self.edges, np.inf], dtype=np.float32)
             self._bounds = _as_array(edges[:-1], events.raw), _as_array(edges[1:], events.raw)
-        eaten, exposure = tax_exposure(events.raw, income, *self._bounds, self.multiplier)
+        eaten, reward_jacobian = tax_jacobian(events.raw, income, *self._bounds, self.multiplier)
         collected = self.multiplier * (values * eaten).sum(-1)
         metrics = {"tax_collected": collected, **{name: eaten[:, k] for k, name in enumerate(self.details)}}
-        return Settlement(events.raw, exposure, metrics)
+        return Settlement(events.raw, reward_jacobian, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
@@ -217,22 +226,26 @@ class BracketedTax:
         self._past = state["past"]
 
 
-def incentive_exposure(
+def incentive_jacobian(
     raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """The base reward [n_envs, n_agents], and who ate, cleaned, and did something else (three [n_envs, n_agents]
-    bool)."""
+    """Return the base reward [n_envs, n_agents], and whether each player ate, cleaned or did something else, three
+    arrays [n_envs, n_agents] bool."""
     ate = (raw == 1) if exactly_one else (raw > 0)
     cleaner = ~ate & (raw == 0) & ((cleaned == 1) if exactly_one else (cleaned >= 1))
     other = ~ate & ~cleaner
     return ate * raw * eat_reward + cleaner * clean_reward + other * raw, (ate, cleaner, other)
 
 
-class Incentives:
-    """Pays every player at every step for what they did: eat, clean, or anything else. The pay is minted, nobody is
-    charged.
+_PAID_FOR = {"eat": "each apple eaten", "clean": "each step of cleaning", "other": "each other step"}
+"""Of `Incentives`, for people who watch."""
 
-    The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning, 0 else.
+
+class Incentives:
+    """Payments to every player at every step for eating, cleaning, or any other behaviour, at nobody's expense.
+
+    The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning. The reward of
+    other behaviour, normally 0, is unchanged.
 
     Source: the Clean Up experiment of "Large Legislative Models" (arXiv 2410.08345), where clean_count is
     `exactly_one` and removed players are paid as `other`.
@@ -240,11 +253,11 @@ class Incentives:
     Args:
         eat_reward: base reward for each apple eaten.
         clean_reward: base reward for a step in which dirt was cleaned.
-        clean_count: which steps count. `any`: an apple is a positive raw reward, cleaning is at least one cell.
-            `exactly_one`, as in the published code: a raw reward of exactly 1, exactly one cell; a shot that cleans
-            two or three cells counts as `other`.
-        pay_removed: whether players who are out of the game for having been zapped are paid as `other`.
-        max_incentive: upper bound of each of the three incentives, reward a step.
+        clean_count: steps that count as eating or cleaning. `any`: a positive raw reward, or at least one cleaned
+            cell. `exactly_one`, as in the published code: a raw reward of exactly 1, or exactly one cleaned cell; a
+            shot that cleans two or three cells counts as `other`.
+        pay_removed: whether players who are out of the game after a zap are paid as `other`.
+        max_incentive: upper bound of each of the three incentives, reward per step.
     """
 
     needs_dirt = True
@@ -283,36 +296,44 @@ class Incentives:
         self.spec = ParameterSpace(
             "incentives",
             tuple(
-                Parameter(name, 0.0, max_incentive, "reward per step", f"paid for a step spent {act}")
+                Parameter(
+                    name,
+                    0.0,
+                    max_incentive,
+                    "reward per step",
+                    f"paid for a step spent {act}",
+                    effect=f"{{value:.3g}} for {_PAID_FOR[name]}",
+                )
                 for name, act in acts.items()
             ),
+            sentence="Pays agents {effects}.",
         )
 
-    def settle(self, events: Events, values: Floats) -> Settlement:
+    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
         if events.cleaned is None:
             raise ConfigError("Incentives pays for cleaning, and this environment has no dirt: use BracketedTax")
-        base, acts = incentive_exposure(
+        base, acts = incentive_jacobian(
             events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one
         )
         ate, cleaner, other = acts
         if not self.pay_removed:
             other = other & events.present
         xp = _library(events.raw)
-        exposure = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
-        acted = exposure.sum(1)
+        reward_jacobian = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
+        acted = reward_jacobian.sum(1)
         paid = acted * values
         metrics = {
             "incentives_paid": paid.sum(-1),
             "paid_cleans": acted[:, 1],
             **{name: paid[:, k] for k, name in enumerate(self.details)},
         }
-        return Settlement(xp.asarray(base, dtype=xp.float32), exposure, metrics)
+        return Settlement(xp.asarray(base, dtype=xp.float32), reward_jacobian, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Nothing to forget: the pay of a step depends on that step alone."""
+        """Do nothing: the payments of a step depend on that step alone."""
 
     def state_dict(self) -> State:
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no memory."""

@@ -11,9 +11,9 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import Mechanism
-from llmrl.envs.melting_pot.describe import SubstrateSettings
-from llmrl.envs.melting_pot.layout import CELLS, PIXELS
-from llmrl.envs.melting_pot.rules import Rules, SubstrateName
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.melting_pot.memory_layout import CELLS, PIXELS
+from llmrl.envs.melting_pot.substrate_rules import Rules, SubstrateName
 
 INSTEAD = "env.engine=native plays the same game without it"
 

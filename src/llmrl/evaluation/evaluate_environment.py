@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
-from llmrl.evaluation.mechanisms import EvaluatedMechanism
-from llmrl.evaluation.settings import EvaluationSettings, Teller
-from llmrl.evaluation.videos import film, save_side_by_side
+from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
+from llmrl.evaluation.settings import EvaluationSettings, Reporter
+from llmrl.evaluation.videos import film, save_alone, save_side_by_side
 from llmrl.experiment.parts import Parts
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
-from llmrl.rollout.trajectory_writers import trajectory_observers
+from llmrl.rollout.trajectory_writers import WriterOf, trajectory_observers
 
 Player = tuple[str, str]
 """A policy and the mode it plays in."""
@@ -47,7 +48,7 @@ def evaluate_environment(
     device: str,
     settings: EpisodeSettings,
     trajectories: Path | None = None,
-    prepare: Callable[[], None] = lambda: None,
+    prepare: Callable[[VecEnv], None] = lambda env: None,
 ) -> list[Episode]:
     """Play episodes of one policy in one environment, and return them.
 
@@ -56,28 +57,40 @@ def evaluate_environment(
         policy, device: who plays, and where.
         settings: which episodes.
         trajectories: folder to write every step into; None: steps are not kept.
-        prepare: called before games begin, e.g. to set their mechanism.
+        prepare: is given the games before they begin, all or one of them, e.g. to set their mechanism.
 
     Raises:
         ConfigError: the environment does not offer what the policy reads.
     """
-    if trajectories is None and settings.exactly and IndependentGames.fit(env, policy):
-        prepare()
-        return _played_apart(env, policy, device, settings)
-    with trajectory_observers(env, policy, trajectories) as observers:
-        collector = Collector(env, policy, device, observers=observers)
-        return evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, prepare, settings.exactly)
+    with trajectory_observers(env, policy, trajectories) as writers:
+        if settings.exactly and IndependentGames.fit(env, policy):
+            return _played_apart(env, policy, device, settings, prepare, writers)
+        collector = Collector(env, policy, device, observers=writers(env))
+        begin = partial(prepare, env)
+        return evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, begin, settings.exactly)
 
 
-def _played_apart(env: Any, policy: Any, device: str, settings: EpisodeSettings) -> list[Episode]:
+def _played_apart(
+    env: Any,
+    policy: Any,
+    device: str,
+    settings: EpisodeSettings,
+    prepare: Callable[[VecEnv], None],
+    writers: WriterOf,
+) -> list[Episode]:
     """The episodes that `evaluate_policy` plays, each game by itself."""
-
-    def seed(episode: int) -> int:
-        game = Seeds(settings.seeds.integer(f"env {episode // env.spec.n_envs}")).child(episode % env.spec.n_envs)
-        return game.integer(0)
-
-    carried = bool(policy.carried)
-    games: IndependentGames[Any] = IndependentGames(env, policy, device, seed, settings.n, carried)
+    n = env.spec.n_envs
+    games: IndependentGames[Any] = IndependentGames(
+        env,
+        policy,
+        device,
+        seeds=lambda episode: settings.seeds.integer(f"env {episode // n}"),
+        episodes=settings.n,
+        carried=bool(policy.carried),
+        places=lambda episode: (episode % n, n),
+        prepare=prepare,
+        watched=lambda game, states: writers(game),
+    )
     found: dict[int, Episode] = {}
     try:
         while games.going:
@@ -95,15 +108,15 @@ class Videos:
 
     Attributes:
         own: of each mechanism.
-        beside: of all side by side, where there are several.
+        side_by_side: of all side by side, where there are several.
     """
 
     own: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    beside: Sequence[Path] = ()
+    side_by_side: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PlannedEvaluation:
     """An evaluation, ready to be played.
 
     Attributes:
@@ -124,7 +137,7 @@ class Evaluation:
     context: int | None
     seeds: Seeds
     out: Path
-    tell: Teller
+    tell: Reporter
 
     @property
     def several(self) -> bool:
@@ -146,7 +159,7 @@ class Evaluation:
         made = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
             self._say("filming", mechanism)
-            self._impose(mechanism)
+            self._impose(mechanism, self.parts.env)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
             judged = self.parts.objective, self.parts.spending_cost
@@ -154,13 +167,15 @@ class Evaluation:
                 film(self.parts, policy, self.seeds, self.settings.video_steps, greedy, *judged, compared=self.several)
             )
         own: dict[str, Sequence[Path]] = {}
+        fps, titles = self.settings.fps, [mechanism.shown for mechanism in self.mechanisms]
+        sentences = [mechanism.sentence for mechanism in self.mechanisms]
+        if not self.several:
+            [mechanism], [alone], words = self.mechanisms, made, (titles[0], sentences[0])
+            return Videos({mechanism.name: save_alone(alone, *words, self.folder(mechanism, "videos"), fps)})
         for mechanism, each in zip(self.mechanisms, made, strict=True):
             each.hold(max(map(len, made)))
-            own[mechanism.name] = each.recorder.save(self.folder(mechanism, "videos"), self.settings.fps)
-        if not self.several:
-            return Videos(own)
-        titles = [mechanism.title for mechanism in self.mechanisms]
-        return Videos(own, save_side_by_side(made, titles, self.out / "videos", self.settings.fps))
+            own[mechanism.name] = each.recorder.save(self.folder(mechanism, "videos"), fps)
+        return Videos(own, save_side_by_side(made, titles, sentences, self.out / "videos", fps))
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
         """Play at least `episodes` with each player in each mode under each mechanism, the agents in the state that
@@ -186,7 +201,7 @@ class Evaluation:
                 self.parts.device,
                 EpisodeSettings(episodes, self.seeds, mode == "deterministic", exactly),
                 kept,
-                prepare=lambda: self._impose(mechanism),
+                prepare=partial(self._impose, mechanism),
             )
         return found
 
@@ -195,8 +210,8 @@ class Evaluation:
         if self.several:
             self.tell(f"{what}: {mechanism.title}")
 
-    def _impose(self, mechanism: EvaluatedMechanism) -> None:
+    def _impose(self, mechanism: EvaluatedMechanism, env: VecEnv) -> None:
         if mechanism.vector is not None:
-            self.parts.env.set_mechanism(mechanism.vector)
+            env.set_mechanism(mechanism.vector)
         if self.context is not None:
-            self.parts.env.set_context(self.context)
+            env.set_context(self.context)

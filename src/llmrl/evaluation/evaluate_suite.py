@@ -13,8 +13,8 @@ import numpy as np
 from llmrl.agents.bot_agent import BotPolicy
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.analysis.statistics import proportion
-from llmrl.analysis.suite import summarized, write_suite
 from llmrl.analysis.suite_groups import STUDENT, experiments, together
+from llmrl.analysis.suite_results import summarized, write_suite
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.printable import printable
 from llmrl.core.protocols import Agent, Policy, VecEnv
@@ -22,11 +22,11 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
-from llmrl.evaluation.players import announced, askers, refused
+from llmrl.evaluation.players import announced, llm_players, refused
 from llmrl.evaluation.saved_runs import SavedRun, alone, open_saved, with_budget, without_teacher
-from llmrl.evaluation.settings import EvaluationSettings, Teller
+from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
-from llmrl.experiment.environments import build_env
+from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.run.files import inside
@@ -35,7 +35,7 @@ PLAYERS = (STUDENT, "random", "bot")
 
 
 def evaluate_suite(
-    runs: Sequence[Path], suite: str, settings: EvaluationSettings, tell: Teller, changes: Sequence[str] = ()
+    runs: Sequence[Path], suite: str, settings: EvaluationSettings, tell: Reporter, changes: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Play a suite with one run or several, and write what was found.
 
@@ -110,7 +110,7 @@ def _play_suite(
     name: str,
     content: Mapping[str, Any],
     out: Path,
-    tell: Teller,
+    tell: Reporter,
 ) -> dict[str, Any]:
     """Play a suite with one run's agent and the other players `names`; what was written into `out`, and `out`.
 
@@ -139,7 +139,7 @@ def _play_suite(
     try:
         [agent] = parts.agents
         agent.load_state_dict(saved.state["agents"][0])
-        if asking := askers(names, config, llm):
+        if asking := llm_players(names, config, llm):
             wanted = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
             tell("What is asked, at most", announced(asking, parts, wanted, 1, 0))
         for i, test in enumerate(suite.tests):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.option_files import option
-from llmrl.core.protocols import Estimating, Policy
+from llmrl.core.protocols import EstimatesCalls, Policy
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import Config, Parts
@@ -54,7 +54,7 @@ def build_players(names: Sequence[str], config: Config, parts: Parts) -> dict[st
     return players
 
 
-def askers(names: Sequence[str], config: Config, llm: object) -> list[str]:
+def llm_players(names: Sequence[str], config: Config, llm: object) -> list[str]:
     """Those of the players `names` that ask the chat model `llm` as they play: an agent that a chat model is, and a
     teacher whose model is not known to be free."""
     if not isinstance(llm, ChatClient):
@@ -66,26 +66,26 @@ def askers(names: Sequence[str], config: Config, llm: object) -> list[str]:
 
 
 def announced(
-    names: Sequence[str], parts: Parts, episodes: int, rounds: int, filmed: int | None, films: int = 1
+    names: Sequence[str], parts: Parts, episodes: int, rounds: int, filmed: int | None, videos: int = 1
 ) -> list[tuple[str, str]]:
     """Rows (what, value): what the players `names` will ask.
 
     Args:
-        names: from `askers`.
+        names: from `llm_players`.
         parts: of the evaluation.
         episodes: that each of them plays in each of `rounds` modes, or under as many mechanisms.
-        filmed: steps of each of the `films` that are made besides, if one of them is in it, else 0; None: not known.
+        filmed: steps of each of the `videos` that are made besides, if one of them is in it, else 0; None: not known.
     """
     from llmrl.experiment.plan import calls
 
     assert isinstance(parts.llm, ChatClient)
-    film = "" if filmed == 0 else f", and {films} that {'is' if films == 1 else 'are'} filmed"
+    film = "" if filmed == 0 else f", and {videos} that {'is' if videos == 1 else 'are'} filmed"
     rows = [("model", parts.llm.label), ("episodes", f"{len(names) * rounds * episodes:,}{film}")]
     horizon, [agent] = parts.env.spec.horizon, parts.agents
-    if names != ["student"] or not isinstance(agent, Estimating) or horizon is None or filmed is None:
+    if names != ["student"] or not isinstance(agent, EstimatesCalls) or horizon is None or filmed is None:
         return [*rows, ("LLM calls", "unknown, about as many as there are decisions; calls (--calls) limits them")]
     played = agent.estimate(horizon, episodes)
-    estimates = [played] * rounds + ([agent.estimate(filmed, films)] if filmed else [])
+    estimates = [played] * rounds + ([agent.estimate(filmed, videos)] if filmed else [])
     return [*rows, *calls(_sum(estimates), parts.llm)]
 
 
@@ -105,4 +105,5 @@ def _sum(estimates: Sequence[CallEstimate]) -> CallEstimate:
         sum(each.prompt_tokens for each in estimates),
         sum(each.completion_tokens for each in estimates),
         sum(each.quoted for each in estimates),
+        estimates[0].shares,
     )

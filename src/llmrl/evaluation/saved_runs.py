@@ -1,4 +1,4 @@
-"""A run as it was saved, to be played: its config as evaluations compute it, and its newest checkpoint."""
+"""Saved runs for evaluation: the config, adapted to evaluations, and the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.trusting import check_known
+from llmrl.config.trust_options import check_known
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
-from llmrl.run.content import read_config, saved_state
+from llmrl.run.artifacts import read_config, saved_state
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run whose agents can play.
+    """A saved run whose agents can play.
 
     Attributes:
-        folder: of the run.
-        config: resolved, plain containers; the device is chosen here, as a run computed on a cluster's GPU can be
-            looked at anywhere.
-        iteration: of the checkpoint.
-        state: of the loop, as the checkpoint has it.
+        folder: run folder.
+        config: resolved config in plain containers, with `hardware.device=auto`, so that the run of a GPU can be played
+            on any machine.
+        iteration: iteration of the checkpoint.
+        state: state of the loop in the checkpoint.
     """
 
     folder: Path
@@ -33,27 +33,27 @@ class SavedRun:
 
     @property
     def society(self) -> int:
-        """Which of the saved agents plays (`mechanisms.society`)."""
-        from llmrl.evaluation.mechanisms import society
+        """Index of the saved agent that plays (`evaluated_mechanisms.society`)."""
+        from llmrl.evaluation.evaluated_mechanisms import society
 
-        return society(self.state.get("history", []), self.config.get("design", {}).get("societies", 1))
+        return society(self.state.get("history", []), self.config.get("design", {}).get("replicates", 1))
 
     @property
     def agent(self) -> State:
-        """The state of the agent that plays."""
+        """State of the agent that plays."""
         return dict(self.state["agents"][self.society])
 
 
 def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
-    """Read a run to be played.
+    """Read the config and the newest checkpoint of a run.
 
     Args:
-        folder: of the run.
-        trusted: modules that its config may name although they are no part of this package.
+        folder: run folder.
+        trusted: modules outside this package that the config may name.
 
     Raises:
-        CheckpointError: it is no run folder, or has no whole checkpoint.
-        RunFolderError: its config cannot be read.
+        CheckpointError: `folder` is not a run folder, or has no intact checkpoint.
+        RunFolderError: the config cannot be read.
         ConfigError: it is a run of `llmrl-finetune`, or names code that is not trusted.
     """
     iteration, state = saved_state(folder)
@@ -68,21 +68,21 @@ def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
 
 
 def alone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without its principal, whose language model might cost money."""
+    """Return the config without its principal, whose language model might cost money."""
     return {**config, "principal": {"_target_": None}}
 
 
 def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with no teacher where the agent plays without one: a language model behind it is then not needed."""
+    """Return the config without its teacher, and so without the teacher's language model, unless the agent needs it."""
     builder = Builder(trusted=config["trusted_modules"])
     needed = builder.needs(config["agent"], "teacher", "agent") and builder.insists(config["agent"], "teacher", "agent")
     return dict(config) if needed else {**config, "teacher": {"_target_": None}}
 
 
 def with_budget(config: Mapping[str, Any], calls: int | None) -> Mapping[str, Any]:
-    """The config as evaluations ask: with a budget of their own, so many replies (None: that of the run), and where
-    invalid replies are only counted, as an evaluation has nothing to save."""
-    if "llm" not in config:  # nobody asks a model
+    """Return the config with a budget of `calls` replies (None: that of the run). Invalid replies are only counted,
+    because an evaluation that stopped at them would save nothing."""
+    if "llm" not in config:  # no part uses a model
         return config
     llm = {**config["llm"], "max_invalid": None}
     if calls is not None:

@@ -1,4 +1,4 @@
-"""What is asked of an evaluation, whoever asks: the command line or Python."""
+"""Settings of an evaluation, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from llmrl.core.errors import ConfigError
 Mode = Literal["stochastic", "deterministic", "both"]
 
 
-class Teller(Protocol):
-    """Passes on what an evaluation says while it goes on."""
+class Reporter(Protocol):
+    """A function that shows messages of a running evaluation."""
 
     def __call__(self, text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
-        """One line of news; with rows (what, value), the title of a table."""
+        """Show one line; with rows (what, value), `text` is the title of a table."""
         ...
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is asked of an evaluation.
+    """Settings of an evaluation.
 
     Args:
-        episodes: rounded up to a multiple of the games, >= 1; None: 100, on the Melting Pot engine 10. Exactly so many
-            where a player asks a language model; None: `play.episodes` of the run.
-        policies: who plays, some of `players.PLAYERS`; in a suite of `evaluate_suite.PLAYERS`.
-        mode: actions are drawn from the policy, or the likeliest is taken, or one after the other.
-        seed: of the episodes.
-        mechanisms: what is imposed, some of `mechanisms.WORDS` or numbers such as `0,2,0`; several are compared.
-        adapt: let a society adapt to each mechanism first, as in a principal's step; None: where several are compared.
-        context: index of the context; None: the proposal's own.
-        env: options of the environment that are to be others than in the run, such as `engine=meltingpot`.
-        trajectories: keep every step as arrays, `trajectories/<k>.npz`.
-        video: record one episode, at most `video_steps` steps of it, with `fps` frames a second.
-        video_steps, fps: see there.
-        calls: replies of a language model that evaluations of this run may pay for, all together, >= 0; None:
+        episodes: number of episodes, >= 1, rounded up to a multiple of the games; None: 100, or 10 on the Melting Pot
+            engine. It is exact if a player asks a language model; None is then `play.episodes` of the run.
+        policies: players, from `players.PLAYERS`; in a suite, from `evaluate_suite.PLAYERS`.
+        mode: `stochastic` draws actions from the policy, `deterministic` takes the most probable; `both`: each in turn.
+        seed: seed of the episodes.
+        mechanisms: mechanisms to impose, from `evaluated_mechanisms.WORDS`, or vectors such as `0,2,0`; several are
+            compared.
+        adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
+        context: index of the context; None: that of the proposal.
+        env: options of the environment that differ from those of the run, such as `engine=meltingpot`.
+        trajectories: whether to keep every step as arrays, `trajectories/<k>.npz`.
+        video: whether to record a video of one episode.
+        video_steps, fps: most steps of the video (None: the whole episode), and its frames per second.
+        calls: paid replies of a language model that all evaluations of this run together may use, >= 0; None:
             `llm.budget` of the run.
-        trusted: packages that the run's config may name although they are no part of llmrl.
-        out: where results go; None: a folder inside the run's, which the settings give its name.
+        trusted: packages outside llmrl that the config of the run may name.
+        out: folder for results; None: a folder inside the run folder, named after the settings.
 
     Raises:
-        ConfigError: a number is out of range, or a mode unknown.
+        ConfigError: a number is out of range, or the mode is unknown.
     """
 
     episodes: int | None = None
@@ -72,5 +73,5 @@ class EvaluationSettings:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The modes that each policy plays in."""
+        """Modes in which each policy plays."""
         return ("stochastic", "deterministic") if self.mode == "both" else (self.mode,)

@@ -1,5 +1,5 @@
 """Videos of an evaluation: one episode of each player or mechanism, with what a player and its teacher thought beside
-the game, and several of them side by side."""
+the game, or what became of a society, and several of these side by side."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.objectives import Objective
+from llmrl.core.frames import fitting, save_image, save_small_video, save_video
 from llmrl.core.observers import Transition
-from llmrl.core.pictures import Drawn, caption_rows, captioned, enlarge, fitting, save_film, save_picture
-from llmrl.core.protocols import Policy
-from llmrl.core.records import Act, Observation
+from llmrl.core.protocols import Policy, VecEnv
+from llmrl.core.records import Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.welfare_measures import Objective
 from llmrl.envs.frame_recorder import FrameRecorder, Panel
+from llmrl.evaluation.society_pictures import LEVELS, Moment, Setting, SocietyPictures, Watched
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
+from llmrl.rollout.episode_summaries import episode_welfare
 from llmrl.rollout.evaluate_policy import UNKNOWN_HORIZON
-from llmrl.rollout.welfare import episode_welfare
 
 if TYPE_CHECKING:
     import torch
 
 SIDE_BY_SIDE = "side_by_side"
 COUNTS = 3
-"""Metrics in a caption, at most: of those that an episode sums up, first the ones that are here, in this order."""
+"""Counts of an episode that a picture tells, at most: first the ones that are here, in this order."""
 SOUGHT = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
-WIDTH = 360
-"""Least width of a world with its caption, pixels."""
-_RULE = 4
-"""Width of what divides worlds, pixels."""
 COLUMN = 320
 """Of the column of an agent, pixels; even, as video codecs need."""
 _TITLE, _BAR, _LINE = 14, 16, 13
@@ -47,16 +44,18 @@ _COLOURS = ((31, 119, 180), (255, 127, 14))
 
 
 @dataclass
-class Film:
+class EpisodeVideo:
     """An episode of game 0.
 
     Attributes:
         recorder: has the pictures, one more than steps.
-        told: of each picture, what to say of the episode so far; empty where nothing is.
+        setting: what is shown beside the world of a society; None: it is shown as what its players thought.
+        moments: of a society, one for each picture.
     """
 
     recorder: FrameRecorder
-    told: list[list[str]] = field(default_factory=list)
+    setting: Setting | None = None
+    moments: list[Moment] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.recorder.frames["world"])
@@ -64,7 +63,11 @@ class Film:
     def hold(self, length: int) -> None:
         """Let the last picture stand until there are `length`."""
         self.recorder.hold(length)
-        self.told += self.told[-1:] * (length - len(self.told))
+        self.moments += self.moments[-1:] * (length - len(self.moments))
+
+    def watched(self, title: str, sentence: str) -> Watched:
+        """Return the society to be drawn, under a title and what a mechanism does, in a sentence."""
+        return Watched(title, sentence, self.recorder.frames["world"], self.moments)
 
 
 def film(
@@ -76,8 +79,9 @@ def film(
     objective: Objective,
     spending_cost: float,
     compared: bool = False,
-) -> Film:
-    """Play one episode, with what the player and a teacher that plays thought beside the picture.
+) -> EpisodeVideo:
+    """Play one episode, with what the player and a teacher that plays thought beside the picture; of a society, what
+    its agents are paid and what becomes of its world.
 
     Args:
         parts: of the evaluation; mechanism and context are set.
@@ -86,10 +90,13 @@ def film(
         steps: most steps; None: the whole episode.
         greedy: take the likeliest action.
         objective, spending_cost: what is told of the episode so far.
-        compared: it will be seen beside others: what agents see is left out, and the episode so far is told of.
+        compared: it will be seen beside others: what agents see is left out, and it is shown as a society.
     """
     spec = parts.env.spec
-    captions = ThoughtCaptions(policy, spec, None if parts.teacher is None else parts.teacher.policy, parts.device)
+    society = compared or spec.n_agents > MOST_AGENTS
+    captions = None
+    if not society:
+        captions = ThoughtCaptions(policy, spec, None if parts.teacher is None else parts.teacher.policy, parts.device)
     recorder = FrameRecorder(parts.env, views=not compared, captions=captions)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # The other games are not played: nobody looks at them.
@@ -97,14 +104,25 @@ def film(
     horizon = spec.horizon or UNKNOWN_HORIZON
     left, generator = min(steps or horizon, horizon), seeds.torch("video")
     sums = SoFar(spec, objective, spending_cost)
-    made = Film(recorder, [sums.told()] if compared else [])
+    made = EpisodeVideo(recorder, _setting(parts.env, objective), [sums.told()]) if society else EpisodeVideo(recorder)
     while left > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
-        if compared:
+        if society:
             sums.add(rollout)
-            made.told.append(sums.told())
+            made.moments.append(sums.told())
         left = 0 if any(episode.game == 0 for episode in rollout.episodes) else left - 1
     return made
+
+
+def _setting(env: VecEnv, objective: Objective) -> Setting:
+    spec, colours = env.spec, getattr(env, "agent_colours", None)
+    before = "" if spec.mechanism is None else f", before {spec.mechanism.name}"
+    return Setting(
+        spec.horizon,
+        f"{objective.name.replace('_', ' ')} of the agents' payoffs{before}",
+        dict(spec.about).get("reward", ""),
+        None if colours is None else colours(),
+    )
 
 
 class SoFar:
@@ -120,6 +138,7 @@ class SoFar:
         sums = [name for name, how in spec.per_step.items() if how == "sum"]
         sought = [name for name in SOUGHT if name in sums]
         self._counts = list(dict.fromkeys([*sought, *sums]))[:COUNTS]
+        self._levels: dict[str, float] = {}
         # What follows from whole episodes only is not shown, and not recorded of single steps.
         self._running = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
 
@@ -128,46 +147,51 @@ class SoFar:
         none = np.zeros(rollout.terminated.shape, dtype=bool)
         info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *none.shape)
         self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
+        self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVELS if name in self.spec.per_step}
 
-    def told(self) -> list[str]:
-        """Lines of a caption: the step and the objective, then what is counted in the game."""
+    def told(self) -> Moment:
+        """Return what is to be shown of the episode so far; what nobody counts is shown as it adds up."""
         episode = self._running.so_far(0)
-        of = "" if self.spec.horizon is None else f" of {self.spec.horizon}"
         if episode is None:
-            return [f"step 0{of}", ""]
+            return Moment(0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_words, self._counts), 0.0), {})
         objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])
-        counts = [f"{name.replace('_', ' ')}: {episode.summaries[name]:,.0f}" for name in self._counts]
-        return [f"step {episode.length}{of}, objective: {objective:,.1f}", ", ".join(counts)]
+        counts = {_words(name): episode.summaries[name] for name in self._counts}
+        return Moment(episode.length, objective, episode.base_returns, counts, self._levels)
 
 
-def side_by_side(films: Sequence[Film], titles: Sequence[str]) -> Drawn:
-    """The pictures of films of one length beside one another, each with its title and what is told of it above."""
-    worlds = [each.recorder.frames["world"] for each in films]
-    widths = [max(WIDTH, enlarge(frames[0]).shape[1]) for frames in worlds]
-    rows = max(
-        caption_rows(title, lines, width)
-        for each, title, width in zip(films, titles, widths, strict=True)
-        for lines in each.told
-    )
-
-    def draw(i: int) -> np.ndarray:
-        shown = [
-            captioned(enlarge(frames[i]), title, each.told[i], width, rows)
-            for each, frames, title, width in zip(films, worlds, titles, widths, strict=True)
-        ]
-        rule = np.full((shown[0].shape[0], _RULE, 3), 200, dtype=np.uint8)
-        return np.hstack([part for picture in shown for part in (rule, picture)][1:])
-
-    return Drawn(len(films[0]), draw)
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
-def save_side_by_side(films: Sequence[Film], titles: Sequence[str], folder: Path, fps: int) -> list[Path]:
-    """Write films of one length side by side, MP4 and GIF, and the pictures in their middle and at their end, PNG."""
+def save_alone(made: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
+    """Write a video by itself, and what each agent sees in it; returns the files."""
+    pictures = None if made.setting is None else SocietyPictures([made.watched(title, sentence)], made.setting)
+    return made.recorder.save(folder, fps, pictures)
+
+
+def save_side_by_side(
+    videos: Sequence[EpisodeVideo], titles: Sequence[str], sentences: Sequence[str], folder: Path, fps: int
+) -> list[Path]:
+    """Write videos of one length side by side: MP4, GIF, a small WebP, and the pictures in their middle and at their
+    end, PNG.
+
+    Args:
+        videos: of societies.
+        titles, sentences: of each, and what its mechanism does.
+        folder: of the files.
+        fps: frames a second, of the MP4; the others leave some out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = side_by_side(films, titles)
-    files = save_film(pictures, folder, SIDE_BY_SIDE, fps)
+    setting = videos[0].setting
+    assert setting is not None
+    watched = [each.watched(*words) for each, *words in zip(videos, titles, sentences, strict=True)]
+    pictures = SocietyPictures(watched, setting)
+    files = [
+        *save_video(pictures, folder, SIDE_BY_SIDE, fps),
+        save_small_video(pictures, folder / f"{SIDE_BY_SIDE}.webp"),
+    ]
     stills = {"middle": len(pictures) // 2, "last": len(pictures) - 1}
-    return [*files, *(save_picture(pictures[i], folder / f"{SIDE_BY_SIDE}_{name}.png") for name, i in stills.items())]
+    return [*files, *(save_image(pictures[i], folder / f"{SIDE_BY_SIDE}_{name}.png") for name, i in stills.items())]
 
 
 @dataclass(frozen=True)
@@ -203,14 +227,14 @@ class ThoughtCaptions:
         self._teacher_state: torch.Tensor | None = None
 
     def panel(self, transition: Transition) -> Panel:
-        act = transition.act
-        thinkers: dict[str, Act] = {"teacher" if self.policy is self.teacher else "policy": act}
+        act = transition.output
+        thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
         if self.teacher is not None and self.teacher is not self.policy:
             thinkers["teacher"] = self._advice(self.teacher, transition.observation)
         thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MOST_AGENTS))]
         return lambda height: draw_thoughts(thoughts, self.spec.action_names, height)
 
-    def _advice(self, teacher: Policy, observation: Observation) -> Act:
+    def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
         """What a teacher would do in game 0: only there, as a language model may have to be asked."""
         import torch
 
@@ -226,7 +250,7 @@ class ThoughtCaptions:
         self._teacher_state = act.state
         return act
 
-    def _thought(self, agent: int, act: Act, thinkers: dict[str, Act]) -> Thought:
+    def _thought(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Thought:
         logits = {name: each.logits for name, each in thinkers.items() if each.logits is not None}
         bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
         # Only a teacher that plans has thoughts to show.
@@ -235,8 +259,8 @@ class ThoughtCaptions:
         note = {} if act.notes is None else act.notes[0][agent]
         lines = [*([note["reflection"]] if note.get("reflection") else []), *lines]
         title = "" if self.spec.n_agents == 1 else f"agent {agent}"
-        if self.spec.numbers is not None:
-            pairs = zip(self.spec.number_names, act.action[0, agent].tolist(), strict=True)
+        if self.spec.continuous_actions is not None:
+            pairs = zip(self.spec.continuous_action_names, act.action[0, agent].tolist(), strict=True)
             return Thought(title, {}, -1, [*lines, *(f"{name} = {value:.3g}" for name, value in pairs)])
         return Thought(title, bars, int(act.action[0, agent]), lines)
 

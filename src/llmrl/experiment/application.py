@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmrl.experiment.means import Means, Model
-from llmrl.experiment.needed import Compute
+from llmrl.experiment.prerequisites import Compute
+from llmrl.experiment.resources import Model, RunResources
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -41,19 +41,19 @@ class Application(ABC):
         """
 
     @abstractmethod
-    def check_values(self, config: Config, means: Means) -> None:
+    def check_values(self, config: Config, resources: RunResources) -> None:
         """Raise ConfigError for values that no run could be built with, as far as that is known without building."""
 
     @abstractmethod
-    def make_model(self, means: Means) -> Model:
+    def make_model(self, resources: RunResources) -> Model:
         """Make the language model that a run asks, unchecked; None where it asks none."""
 
     @abstractmethod
-    def plan(self, config: Config, means: Means) -> Rows:
+    def plan(self, config: Config, resources: RunResources) -> Rows:
         """Build every part, return what the run would do, and close the parts again."""
 
     @abstractmethod
-    def compute(self, config: Config, means: Means, run: Run, compute_needed: Compute) -> None:
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
         """Compute an open run: build every part once, play its loop, and close the parts; sets `run.result`.
 
         Runs that this one needs are computed first, by `compute_needed`.

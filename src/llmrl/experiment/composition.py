@@ -1,4 +1,4 @@
-"""From overrides to a resolved config, by Hydra, with or without its command line."""
+"""Composing a config from overrides and resolving it, by Hydra, with or without its command line."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
-from llmrl.config.trusting import guard_hydra
+from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
 from llmrl.core.secrets import refuse, refuse_arguments
-from llmrl.core.threads import in_turn
+from llmrl.core.threads import exclusive
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> Iterator[DictConfig]:
-    """Compose a primary config in this process, also inside a Hydra app; Hydra's own config is set meanwhile.
+    """Return a context with the config that overrides compose; in it, `HydraConfig` is set. It also works inside a
+    Hydra app.
 
     Raises:
-        ConfigError: there is no such option, key or value, or one is a secret.
+        ConfigError: an unknown option, key or value, or a secret.
     """
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -42,11 +43,11 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     guard_hydra()
     hide_bases()
     for problem in offer_installed():
-        log.debug("%s", problem)  # commands say it once
+        log.debug("%s", problem)  # commands report it once
     typed, _ = translated(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
-    with in_turn():
+    with exclusive():
         own = HydraConfig.instance()
         before = GlobalHydra.instance().hydra, own.cfg
         GlobalHydra.instance().hydra = None
@@ -63,15 +64,15 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
                 del config["hydra"]
             yield config
         finally:
-            # Hydra puts another instance in its place when it is left.
+            # On exit Hydra replaces the instance by another one.
             GlobalHydra.instance().hydra, own.cfg = before
 
 
 def job_environment() -> dict[str, str]:
-    """Return the variables that Hydra's own config, which must be set, has for the process of a run.
+    """Return the environment variables for the process of a run from `HydraConfig`, which must be set.
 
     Raises:
-        ConfigError: one is a secret.
+        ConfigError: a variable is a secret.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -82,11 +83,11 @@ def job_environment() -> dict[str, str]:
 
 @functools.cache
 def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[str, Any]:
-    """Return the config that overrides compose, as plain data without digests, not to be changed: it is kept, as Hydra
-    takes long and one command may ask several times. Nothing of what it names is trusted for that.
+    """Return the config that overrides compose, as plain data without digests. It is cached, because Hydra is slow, so
+    callers must not change it. No module that it names becomes trusted.
 
     Raises:
-        ConfigError: they compose none.
+        ConfigError: the overrides do not compose a config.
     """
     try:
         with composed(primary, overrides, [] if config_dir is None else [config_dir]) as config:
@@ -96,11 +97,10 @@ def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
-    """Return a composed config as plain data; Hydra's own config must be set.
+    """Return a composed config as plain data; `HydraConfig` must be set.
 
     Raises:
-        ConfigError: a value is missing, or an option has been taken out, or is a secret, or is to be read from where
-            secrets are.
+        ConfigError: a value is missing, an option no longer exists, or a value is a secret or refers to one.
     """
     from hydra.core.hydra_config import HydraConfig
 

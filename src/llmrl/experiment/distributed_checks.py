@@ -8,17 +8,17 @@ from typing import Any
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
-from llmrl.core.processes import Processes, placed
+from llmrl.core.processes import ProcessGroup, placed
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment.means import Means
+from llmrl.experiment.resources import RunResources
 
 Config = Mapping[str, Any]
 
 
-def check_together(config: Config, means: Means) -> None:
+def check_together(config: Config, resources: RunResources) -> None:
     """Raise ConfigError for an experiment of which several processes would compute the same, each all of it: those that
     are there, or those that jobs of a cluster will have."""
-    n = max(means.hardware.backend.processes, placed()[1])
+    n = max(resources.hardware.backend.processes, placed()[1])
     if n == 1:
         return
     fewer = "start it as one process: no torchrun, hardware.backend.nodes=1 hardware.backend.processes_per_node=1"
@@ -38,13 +38,13 @@ def check_together(config: Config, means: Means) -> None:
             raise ConfigError(f"the chosen {group} asks a chat model, which {n} processes would ask {n} times; {fewer}")
 
 
-def processes_here() -> Processes:
+def processes_here() -> ProcessGroup:
     """The processes that compute the run of this command together.
 
     Raises:
         ConfigError: there are several, and the command is none that they could share.
     """
-    processes, n = Processes.joined(), placed()[1]
+    processes, n = ProcessGroup.joined(), placed()[1]
     if processes.world_size != n:
         raise ConfigError(
             f"only llmrl-train computes in several processes, and there are {n}; start this command as one"
@@ -52,7 +52,7 @@ def processes_here() -> Processes:
     return processes
 
 
-def check_alike(spec: EnvSpec, processes: Processes) -> None:
+def check_alike(spec: EnvSpec, processes: ProcessGroup) -> None:
     """Raise ConfigError for an environment whose games would not be the same in all of the processes."""
     if processes.world_size > 1 and not spec.deterministic:
         raise ConfigError(

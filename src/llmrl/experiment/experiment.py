@@ -10,56 +10,60 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from llmrl.config.debugging import debugged, debugging
 from llmrl.core.privacy import kept_private
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.loggers import build_loggers
-from llmrl.experiment.means import Means
-from llmrl.loops.requests import Seat
-from llmrl.run.folder import config_hash, find_folder
+from llmrl.experiment.resources import RunResources
+from llmrl.experiment.watched_closely import watched_closely
+from llmrl.loops.compute_requests import ExecutorSeat
+from llmrl.run.config_hash import config_hash
+from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
 from llmrl.run.sinks.sink import Sink
 
 
 class Experiment:
-    """What one run is computed from: a resolved config and the seed in it, and the words it was typed in.
+    """An experiment: a resolved config, which includes the seed, and the overrides it was composed from.
 
     >>> Experiment.compose("env=escape_room", "principal=ucb", "seed=1").config["seed"]
     1
 
     Attributes:
-        config: resolved, plain containers, with digests of the files that decide results.
-        overrides: what was typed for it; the run's folder is named after these.
-        application: what is asked of it, training or fine-tuning.
-        means: what it is computed with, made when it is first needed.
+        config: resolved config in plain containers, with digests of the files that results depend on.
+        overrides: Hydra overrides as typed; the run folder is named after them.
+        application: training or fine-tuning.
+        resources: device, cores and language model of the run, each made on first use.
 
     Args:
-        config: resolved, plain containers; digests in it, if any, are held against the files as they are now.
-        overrides: what was typed for it.
-        seat: where its requests to play and to update are answered, of a run beside others in one process; None: in
-            its own thread.
+        config: resolved config in plain containers; digests in it, if any, are compared with the current files.
+        overrides: Hydra overrides as typed.
+        seat: place at an executor that several runs of this process share; None: the run answers its own requests.
 
     Raises:
-        ConfigError: a file that decides results is not there, or has changed since the digests were taken.
+        ConfigError: a file that results depend on is missing, or has changed since its digest was taken.
     """
 
-    def __init__(self, config: Mapping[str, Any], overrides: Iterable[str] = (), seat: Seat | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], overrides: Iterable[str] = (), seat: ExecutorSeat | None = None
+    ) -> None:
         self.application = application_of(config)
         self.config = self.application.with_digests(dict(config))
         self.overrides = list(overrides)
-        self.means = Means(self.config, self.application.make_model, seat)
+        self.resources = RunResources(self.config, self.application.make_model, seat)
 
     @classmethod
     def compose(cls, *overrides: str, primary: str = "train", config_dirs: Sequence[str | Path] = ()) -> Experiment:
-        """Compose the experiment of a command line, in any process, without Hydra's command line.
+        """Compose an experiment from overrides, in any process, without Hydra's command line.
 
         Args:
-            overrides: as they are typed after `llmrl-train`.
-            primary: `train`, or `finetune` for those of `llmrl-finetune`.
-            config_dirs: folders of own options (`--config-dir`).
+            overrides: Hydra overrides, as typed after `llmrl-train`.
+            primary: `train`, or `finetune` for the overrides of `llmrl-finetune`.
+            config_dirs: folders with the user's own options (`--config-dir`).
 
         Raises:
-            ConfigError: there is no such option, key or value, or one holds a secret or code that is not trusted.
+            ConfigError: an unknown option, key or value, a secret in the config, or code that is not trusted.
         """
         from llmrl.experiment.composition import composed
 
@@ -68,16 +72,16 @@ class Experiment:
 
     @classmethod
     def of_hydra(cls, config: DictConfig) -> Experiment:
-        """Resolve what Hydra has composed; Hydra's own config must be set.
+        """Create the experiment of a config that Hydra has composed; `HydraConfig` must be set.
 
         Raises:
-            ConfigError: a value is missing, a part cannot be found, a file says which code is to be trusted, or the
-                treatment is none of the study's.
+            ConfigError: a value is missing, a part cannot be found, a file sets `trusted_modules`, or the treatment
+                was not made for the study.
         """
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.config.treatments import check_treatment
-        from llmrl.config.trusting import only_typed
+        from llmrl.config.trust_options import only_typed
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
@@ -88,11 +92,11 @@ class Experiment:
         typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
         choices = hydra_config.runtime.choices
         named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
-        return cls(plain, [*overrides, *named])
+        return cls(debugged(plain, typed), [*overrides, *named])
 
     @property
     def command(self) -> str:
-        """The console script that it belongs to."""
+        """The console script that runs it."""
         return self.application.command
 
     @property
@@ -102,59 +106,59 @@ class Experiment:
 
     @cached_property
     def hash(self) -> str:
-        """8 hexadecimal digits that tell experiments apart, whatever their seed (`run.folder.config_hash`)."""
+        """Hash of the config without the seed, 8 hexadecimal digits (`run.config_hash`)."""
         return config_hash(self.config)
 
     @property
     def folder(self) -> Path:
-        """Where the run is, or would be.
+        """The run folder, whether or not it exists.
 
         Raises:
-            RunFolderError: there can be no such folder.
+            RunFolderError: `name` leaves `output_root`, or `output_root` cannot be read.
         """
         root, name = Path(self.config["output_root"]), self.config["name"]
         return find_folder(root, name, self.hash, self.overrides, self.seed)
 
     @cached_property
     def sinks(self) -> dict[str, Sink]:
-        """Where the run's metrics go beside `metrics.jsonl`, by the names of their options; none is open.
+        """The sinks that get metrics in addition to `metrics.jsonl`, by option name; they are not opened yet.
 
         Raises:
-            ConfigError: one needs a library that is not installed, or a key.
+            ConfigError: a sink needs a key, or a library that is not installed.
         """
         return build_loggers(self.config)
 
     def check(self) -> None:
-        """Refuse what can be refused before a folder is made: values, and for a run that is to begin here its device
-        and language model. What is wrong with the means of a run that has a folder is recorded there.
+        """Check the config before a run folder is made: all values, and for a new run its sinks, device and language
+        model. For a run that already has a folder, errors of the latter are recorded there when it runs.
 
         Raises:
-            ConfigError, LLMError, RunFolderError: what is wrong, and what would work.
+            ConfigError, LLMError, RunFolderError: the error, with a remedy.
         """
-        self.application.check_values(self.config, self.means)
+        self.application.check_values(self.config, self.resources)
         if not self.config["dry_run"] and not self.folder.exists():
-            _ = self.sinks  # what they need is there
-            self.means.check()
+            _ = self.sinks  # raises if a library or a key is missing
+            self.resources.check()
 
     def plan(self) -> Rows:
-        """Build every part, and return what a run would do: shapes, steps, calls of a language model, and their cost.
+        """Build every part and return the plan of the run: shapes, steps, language-model calls and their cost.
 
         Raises:
             LlmrlError: the parts cannot work together.
         """
         try:
-            return self.application.plan(self.config, self.means)
+            return self.application.plan(self.config, self.resources)
         finally:
-            self.means.close()
+            self.resources.close()
 
     def run(self) -> Run:
-        """Run it, go on with it, or find it finished, in its folder; returns the run, which is closed.
+        """Start or resume the run in its folder, unless it is finished; return the run, closed.
 
-        Whether an earlier attempt had finished it is `run.finished`; its number is `run.result`.
+        `run.finished` says whether an earlier attempt had finished it; `run.result` is its scalar result.
 
         Raises:
-            LlmrlError: it failed; the folder says why.
-            Stopped: a signal asked to stop; everything is saved.
+            LlmrlError: the run failed; the error is recorded in the folder.
+            Stopped: a signal stopped the run; its message says how much is saved.
         """
         try:
             with ExitStack() as until_it_is_written:
@@ -162,22 +166,23 @@ class Experiment:
                 with self._open() as run:
                     try:
                         if not run.finished:
-                            self.application.compute(self.config, self.means, run, self._compute_needed)
+                            with watched_closely(debugging(self.config), run.folder, run.metrics):
+                                self.application.compute(self.config, self.resources, run, self._compute_needed)
                     finally:
-                        until_it_is_written.enter_context(self.means.away())
+                        until_it_is_written.enter_context(self.resources.away())
         finally:
-            self.means.close()
+            self.resources.close()
         return run
 
     def _compute_needed(self, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Compute a run that this one needs, which waits meanwhile."""
-        seat = self.means.seat
+        """Compute a run that this run needs; this run waits until that is done."""
+        seat = self.resources.seat
         with nullcontext() if seat is None else seat.apart():
             Experiment(config, overrides, seat).run()
 
     def _open(self) -> Run:
-        """Open the run's folder, or follow the process of this run that does."""
-        from llmrl.run.joint import open_run
+        """Open the run folder in the first process of the run; in the others, follow the first one."""
+        from llmrl.run.distributed import open_run
 
         def first() -> Run:
             return Run.open(
@@ -194,15 +199,15 @@ class Experiment:
             )
 
         config = self.config
-        return open_run(Processes.join(), config, self.seed, first)
+        return open_run(ProcessGroup.join(), config, self.seed, first)
 
 
 def application_of(config: Mapping[Any, Any]) -> Application:
-    """Return the application of a config, composed or resolved: what has a method of training fine-tunes."""
+    """Return the application of a composed or resolved config: fine-tuning if it has a key `method`, else training."""
     if "method" in config:
-        from llmrl.experiment.finetuning import FineTuning
+        from llmrl.experiment.finetune_application import FinetuneApplication
 
-        return FineTuning()
-    from llmrl.experiment.training import Training
+        return FinetuneApplication()
+    from llmrl.experiment.train_application import TrainApplication
 
-    return Training()
+    return TrainApplication()

@@ -11,17 +11,17 @@ from llmrl.run.sinks.sink import Sink
 
 
 def check_loggers(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option of a logger that could not be; nothing is built."""
+    """Raise ConfigError for an invalid option of a logger; nothing is built."""
     builder = Builder(trusted=config["trusted_modules"])
     for name, node in _nodes(config).items():
         builder.check(node, f"loggers.{name}")
 
 
 def build_loggers(config: Mapping[str, Any]) -> dict[str, Sink]:
-    """Return the sinks of a resolved config, by the names of their options; none of them is opened.
+    """Return the sinks of a resolved config, by option name; they are not opened.
 
     Raises:
-        ConfigError: one is no sink, has an option that cannot be, or needs a library that is not installed.
+        ConfigError: an object is not a sink, has an invalid option, or needs a library that is not installed.
     """
     builder = Builder(trusted=config["trusted_modules"])
     sinks = {}

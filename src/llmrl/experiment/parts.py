@@ -1,4 +1,4 @@
-"""The parts of an experiment, built from a resolved config, and the loop that follows from them."""
+"""The parts of an experiment, built from a resolved config, and the loop that these parts determine."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
+from llmrl.config.debugging import debugging
 from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_loop, section
 from llmrl.core.errors import ConfigError
-from llmrl.core.objectives import Objective
+from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
-from llmrl.core.protocols import Agent, ChatModel, Controller, Meter, Proposer, Scorer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, Controller, Proposer, Teacher, VecEnv
 from llmrl.core.ram import check_games
 from llmrl.core.ranges import NonNegativeFloat
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.welfare_measures import Objective
+from llmrl.experiment.build_env import build_env
 from llmrl.experiment.distributed_checks import check_together, processes_here
-from llmrl.experiment.environments import build_env
 from llmrl.experiment.loggers import check_loggers
-from llmrl.experiment.means import Means
 from llmrl.experiment.models import POLICIES, asking
+from llmrl.experiment.resources import RunResources
+from llmrl.experiment.watched_closely import FiniteCheck, with_one_episode
 from llmrl.llms.client import ChatClient
+from llmrl.loops.compute_requests import Loop
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.requests import Loop
-from llmrl.run.folder import RESOLVED
+from llmrl.run.config_hash import RESOLVED
 from llmrl.run.status import read_status
 
 Config = Mapping[str, Any]
@@ -34,16 +37,16 @@ Config = Mapping[str, Any]
 
 @dataclass
 class Parts:
-    """What one experiment is made of: one agent, with a teacher of its own, for each society of the proposals that are
-    tried at once (else one); `teacher` is the last agent's, `llm` is None when no part asks for a model, and agents
-    alone, too, are judged on `objective` less `spending_cost` for each unit that the mechanism spends."""
+    """The built parts of one experiment. `agents` has one agent for each society of each proposal tried at once, or one
+    agent; each has its own teacher, and `teacher` is the last agent's. `llm` is None when no part asks for a model.
+    Welfare is `objective` less `spending_cost` for each unit that the mechanism spends, also without a principal."""
 
     env: VecEnv
     agents: Sequence[Agent]
     principal: Proposer | None
     teacher: Teacher | None
     llm: ChatModel | Scorer | None
-    means: Means
+    resources: RunResources
     kind: LoopKind
     objective: Objective
     spending_cost: float
@@ -52,18 +55,19 @@ class Parts:
     @property
     def device(self) -> str:
         """The torch device of networks."""
-        return self.means.device
+        return self.resources.device
 
     def close(self) -> None:
+        """Close the environment and the client of the language model."""
         self.env.close()
         if isinstance(self.llm, ChatClient):
             self.llm.close()
 
 
 def games_of_a_society(config: Config) -> int:
-    """Games that each society of a principal's step plays."""
+    """Return the number of games that each society plays in one step of a principal."""
     design = config["design"]
-    games: int = config["env"]["n_envs"] // (design["candidates"] * design["societies"])
+    games: int = config["env"]["n_envs"] // (design["candidates"] * design["replicates"])
     return games
 
 
@@ -74,24 +78,23 @@ def build_parts(
     play_only: bool = False,
     folder: Path | None = None,
     proposals: int | None = None,
-    means: Means | None = None,
+    resources: RunResources | None = None,
 ) -> Parts:
-    """All parts of a resolved config; refuses combinations that cannot work before any game starts.
+    """Build all parts of a resolved config; a combination of parts that cannot work raises ConfigError.
 
     Args:
-        config: resolved, plain containers.
-        llm: from `build_llm`.
-        render: overrides `env.render` where the environment has that option.
-        play_only: leave out the principal, whose language model might cost money; the agents stay as they were built.
-        folder: of the run, for parts that keep something readable there; None: nothing is kept.
-        proposals: that are tried at once, with one society each; None: as many as the config says, or with `play_only`
-            one.
-        means: what the run is computed with, if that is known already.
+        config: resolved config in plain containers.
+        llm: model from `build_llm`.
+        render: value for `env.render`, where the environment has that option; None: the config decides.
+        play_only: whether to leave out observers, and the principal, whose language model might cost money.
+        folder: run folder, for parts that keep readable files there; None: nothing is kept.
+        proposals: number of agents, one society each; only used without a principal or with `play_only`. None: one.
+        resources: device, cores and model of the run, if they were made already; None: they are made here.
     """
     config = located(config, play_only)
-    means = means or Means(config)
+    resources = resources or RunResources(config)
     seeds = Seeds(config["seed"])
-    device = means.device
+    device = resources.device
     trusted = config["trusted_modules"]
     env_node = dict(config["env"])
     if render is None and config.get("play", {}).get("videos"):
@@ -101,28 +104,31 @@ def build_parts(
     if render is not None and "render" in env_node:
         env_node["render"] = render
     env = build_env(env_node, {"seeds": seeds.child("env"), "device": device}, trusted)
+    asked = debugging(config)
     try:
+        if asked.same_episode:
+            env = with_one_episode(env)
         kind = loop_kind(config)
-        governed = kind == "design"
+        has_principal = kind == "design"
         offered = {
             "spec": env.spec,
             "env_options": config["env"],
-            "maker": getattr(env, "maker", None),
+            "env_factory": getattr(env, "env_factory", None),
             "one_game": getattr(env, "one_game", None),
             "device": device,
             "llm": llm if isinstance(llm, ChatModel) else None,
             "scorer": llm if isinstance(llm, Scorer) else None,
-            "governed": governed,
+            "has_principal": has_principal,
             "prompt_folder": None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
             "folder": folder,
             "processes": processes_here(),
         }
-        if governed and env.spec.mechanism is None:
+        if has_principal and env.spec.mechanism is None:
             raise ConfigError(no_mechanism(env, config["principal"]))
-        offered["cores"] = means.cores
+        offered["cores"] = resources.cores
         design = config["design"]
-        shared = governed and not play_only
-        candidates, societies = (design["candidates"], design["societies"]) if shared else (proposals or 1, 1)
+        shared = has_principal and not play_only
+        candidates, societies = (design["candidates"], design["replicates"]) if shared else (proposals or 1, 1)
         if candidates * societies > 1:
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
         agents, teacher = [], None
@@ -138,7 +144,7 @@ def build_parts(
         offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)
         if kind in ("design", "search"):
             offered["proposals"] = proposals_of(config, kind)
-        if governed:
+        if has_principal:
             offered |= {"space": env.spec.proposals, "controller": None}
         elif kind == "search":
             offered |= _searched(agents[0].controller, env)
@@ -147,21 +153,23 @@ def build_parts(
             raise ConfigError(needs_mechanism(config["principal"]["_target_"]))
         principal = None if play_only else builder.build(config["principal"], "principal")
         observers = [] if play_only else _observers(config, env, folder, kind)
+        if asked.anomaly and kind in WATCHED and not play_only:
+            observers.append(FiniteCheck())
     except BaseException:
         env.close()
         raise
-    return Parts(env, agents, principal, teacher, llm, means, kind, judged, cost, observers)
+    return Parts(env, agents, principal, teacher, llm, resources, kind, judged, cost, observers)
 
 
 def located(config: Config, play_only: bool = False) -> Config:
-    """Return the config to build an agent from: without first weights where these are not there and not needed, because
-    the run is only planned, or has weights of its own, which are played. Agents around a language model need them at
-    every start, as their checkpoints have only what they have learned.
+    """Return the config to build an agent from, without `agent.init_from` where those weights are missing and unneeded.
+    They are unneeded when a run is only planned, or when the agent gets the weights of a checkpoint. Agents around a
+    language model always need them, because their checkpoints hold only what was trained.
 
     Args:
-        config: with the runs that it refers to (`run_references.resolved`); of one without them, a preset's run counts
-            as not there.
-        play_only: the agent is to be given the weights of a checkpoint.
+        config: config with its resolved run references (`run_references.resolved`); without them, the run of a preset
+            counts as missing.
+        play_only: whether the agent will be given the weights of a checkpoint.
     """
     begun = (config.get("agent") or {}).get("init_from")
     entry = (config.get(RESOLVED) or {}).get("agent.init_from")
@@ -178,14 +186,14 @@ def located(config: Config, play_only: bool = False) -> Config:
 
 
 def loop_kind(config: Config) -> LoopKind:
-    """The loop that follows from the parts, before any is built.
+    """Return the kind of loop that the parts determine, before any part is built.
 
-    A principal governs a game's mechanism (`design`), or proposes the parameters of an agent that is a function of
-    them (`search`). Without one, it is the loop that the agent's class declares (`Agent.loop`), and who waits for
-    parameters plays (`play`). Agents that could learn and do not play, too, which is known when they are built.
+    A principal governs the mechanism of a game (`design`), or proposes the parameters of an agent that is a function of
+    them (`search`). Without a principal, the agent's class declares the loop (`Agent.loop`); an agent that needs
+    proposed parameters only plays (`play`). `build_loop` changes `learn` to `play` if the built agent does not learn.
 
     Raises:
-        ConfigError: an agent that learns by itself under a principal, or one that declares no loop.
+        ConfigError: a principal with an agent that learns in its own loop, or an agent that declares no loop.
     """
     loop = agent_loop(config["agent"], Builder(trusted=config["trusted_modules"]))
     if config["principal"].get("_target_") is None:
@@ -198,7 +206,7 @@ def loop_kind(config: Config) -> LoopKind:
 
 
 def can_search(principal: Config, builder: Builder) -> bool:
-    """Whether a principal takes any space, and not the mechanism of an environment only."""
+    """Return whether a principal can search any parameter space, and not only the mechanism of an environment."""
     return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
 
 
@@ -213,7 +221,7 @@ def needs_mechanism(principal: str) -> str:
 
 
 def no_mechanism(env: VecEnv, principal: Config) -> str:
-    """Why a principal has nothing to govern in `env`, and what would work."""
+    """Return an error message: why a principal has nothing to govern in `env`, and which options would work."""
     works = [name for name, option in options("env").items() if option.get("mechanism")]
     searched = ""
     if hasattr(env, "evaluator") and can_search(principal, Builder()):
@@ -226,19 +234,19 @@ def no_mechanism(env: VecEnv, principal: Config) -> str:
 
 
 def _is_function(agent: Config) -> bool:
-    """Whether an agent is a function of parameters that a principal can propose."""
+    """Return whether an agent is a function of parameters that a principal can propose."""
     return agent_loop(agent, Builder()) == "search"
 
 
 def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:
-    """Vectors that a principal proposes in a run, in all contexts together; a race proposes none."""
+    """Return how many vectors a principal proposes in a run, over all contexts; a race proposes none."""
     node = config[kind]
     return int(node["steps" if kind == "design" else "iterations"] * node["candidates"])
 
 
 def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = None) -> Loop:
-    """The loop that follows from the parts (`loop_kind`); agents that do not learn only `play`. `known` tells the
-    reference lines of a principal's run when it begins."""
+    """Build the loop that the parts determine (`loop_kind`); agents that do not learn get the loop `play`. `known`
+    returns the results of reference runs (`LoopParts.known`)."""
     kind = parts.kind
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
@@ -253,9 +261,9 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
         spending_cost=parts.spending_cost,
         principal=parts.principal,
         teacher=parts.teacher,
-        meter=parts.llm if isinstance(parts.llm, Meter) else None,
+        meter=parts.llm if isinstance(parts.llm, UsageMeter) else None,
         observers=parts.observers,
-        cores=parts.means.cores,
+        cores=parts.resources.cores,
         **({} if known is None else {"known": known}),
     )
     loop: Loop = builder.locate(LOOPS[kind], section(kind))(given, settings)
@@ -263,10 +271,10 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
 
 
 def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind) -> list[Observer]:
-    """The user's own observers.
+    """Build the user's own observers.
 
     Raises:
-        ConfigError: one of them is none, or cannot watch this run.
+        ConfigError: an object is not an observer, or this kind of run cannot be observed.
     """
     nodes = config.get("observers") or []
     if nodes and kind not in WATCHED:
@@ -285,10 +293,10 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind)
 
 
 def judged_on(config: Config, spec: EnvSpec) -> Objective:
-    """The measure of welfare that a society is judged on: `design.objective`, or the environment's own.
+    """Return the welfare measure of a society: `design.objective`, or else the environment's own.
 
     Raises:
-        ConfigError: there is no such objective.
+        ConfigError: `design.objective` names no known objective.
     """
     builder = Builder(trusted=config["trusted_modules"])
     chosen: Objective | None = builder.value(config["design"]["objective"], Objective | None, "design.objective")
@@ -296,24 +304,25 @@ def judged_on(config: Config, spec: EnvSpec) -> Objective:
 
 
 def spending_cost(config: Config) -> float:
-    """What a society's welfare loses for each unit of reward that the mechanism spends: `design.spending_cost`.
+    """Return `design.spending_cost`: the loss of welfare for each unit of reward that the mechanism spends.
 
     Raises:
-        ConfigError: it is no finite number >= 0.
+        ConfigError: the value is not a finite number >= 0.
     """
     builder = Builder(trusted=config["trusted_modules"])
     return float(builder.value(config["design"]["spending_cost"], NonNegativeFloat, "design.spending_cost"))
 
 
 def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
-    """What a principal is offered that searches the parameters of `controller`, which plays in `env` as it asks for."""
+    """Return what to inject into a principal that searches the parameters of `controller`; set `env.clip_actions` as
+    the controller asks."""
     if hasattr(env, "clip_actions"):
         env.clip_actions = bool(getattr(controller, "clip_actions", True))
     return {"space": controller.space, "controller": controller}
 
 
-def check_values(config: Config, means: Means | None = None) -> None:
-    """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
+def check_values(config: Config, resources: RunResources | None = None) -> None:
+    """Raise ConfigError for values that cannot work, as far as this can be checked without building a part."""
     builder = Builder(trusted=config["trusted_modules"])
     if type(config["seed"]) is not int or config["seed"] < 0:
         raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
@@ -321,14 +330,16 @@ def check_values(config: Config, means: Means | None = None) -> None:
         builder.check(config[group], group)
     for i, node in enumerate(config.get("observers") or ()):
         builder.check(node, f"observers[{i}]")
-    if config.get("report"):  # configs of runs from elsewhere may have none
+    if config.get("report"):  # the config of an imported run may lack it
         builder.check(config["report"], "report")
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
-    check_together(config, means or Means(config))
+    check_together(config, resources or RunResources(config))
     check_loggers(config)
     if asking(config):
-        builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
+        others = {f"llm.others.{name}": node for name, node in (config["llm"].get("others") or {}).items()}
+        for where, node in {"llm": config["llm"], **others}.items():
+            builder.check({name: value for name, value in node.items() if name not in POLICIES}, where)
         for policy in ("retry", "limits", "budget", "max_invalid"):
             if config["llm"].get(policy) is not None:
                 builder.check(config["llm"][policy], f"llm.{policy}")

@@ -1,28 +1,29 @@
-"""What a run would do: the plan that `dry_run=true` prints after building every part."""
+"""The plan of a run, which `dry_run=true` prints after building every part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import Bandit, Estimating, Proposer
+from llmrl.core.protocols import Bandit, EstimatesCalls, Proposer
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.experiment import references, run_references
+from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts, loop_kind, proposals_of
 from llmrl.llms.client import ChatClient
+from llmrl.llms.provider import Provider
+from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
-from llmrl.loops.requests import Loop
 from llmrl.loops.societies import steps_per_second
 from llmrl.principals.grid import FINE, PLAYS, fitting_points
-from llmrl.run.progress import clock
+from llmrl.run.progress_bar import clock
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """Rows (what, value): parts, shapes, parameter counts, environment steps and LLM calls."""
+    """Return the plan as rows (what, value): parts, shapes, parameter counts, environment steps and LLM calls."""
     spec = parts.env.spec
     rows = [
         (
@@ -48,8 +49,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
-    behind = references.needed(config, parts)
-    rows += references.told(config, parts, behind)
+    behind = reference_line_runs.needed(config, parts)
+    rows += reference_line_runs.told(config, parts, behind)
     first = [run for run in (*begun, *behind) if not run.finished]
     if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)
@@ -64,12 +65,12 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
 
 
 def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> list[tuple[str, str]]:
-    """How long a design run and what it needs would take here; nothing where agents ask a language model."""
+    """Return the time of a design run and the runs it needs on this machine; no row if agents ask a language model."""
     if asking(config, ("agent", "teacher")):
         return []
     seeds = Seeds(config["seed"]).child("rehearsal")
     rate = steps_per_second(loop.adaptation, seeds)
-    waits = ", and the language model's replies" if isinstance(loop.principal, Estimating) else ""
+    waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
     return [
         (
             "time",
@@ -79,47 +80,67 @@ def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> li
 
 
 def _actions(spec: EnvSpec) -> str:
-    if spec.numbers is None:
+    if spec.continuous_actions is None:
         return f"{spec.n_actions} actions"
-    return f"actions of {spec.numbers.dim} {'whole ' if spec.numbers.whole else ''}numbers"
+    return f"actions of {spec.continuous_actions.dim} {'whole ' if spec.continuous_actions.whole else ''}numbers"
 
 
 def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
-    """What the calls of a run would come to, if nothing is in the cache: expected, and at most."""
+    """Return rows on the calls, tokens and costs of a run with an empty cache: expected, and at most."""
     more = estimate.most_calls - estimate.calls
     rows = [
         ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.most_calls:,} with repairs" if more else "")),
         ("  prompt tokens", f"about {estimate.prompt_tokens:,}"),
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
+    asked = [client.endpoints[name].provider for name in estimate.shares]
+    if any(each.price_share < 1 for each in asked):
+        rows.append(("  batches", "half the price; the replies of a step may take up to 24 hours (llm.batch=true)"))
     expected, most = costs(estimate, client)
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
-    cost = f"about ${expected:,.4g}" + ("" if most is None else f", at most ${most:,.4g}")
     budget = client.budget.usd
-    if client.provider.cached_input_price is not None:
-        kept = "" if client.provider.cache_write_price is None else "; at most: each is put there"
+    if any(each.cached_input_price is not None for each in asked):
+        kept = "; at most: each is put there" if any(each.cache_write_price is not None for each in asked) else ""
         rows.append(("  provider's cache", f"assumed: no prompt token comes out of it{kept}"))
-    return [*rows, ("  cost", cost), *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
+    if len(asked) > 1:
+        each_costs = zip(asked, estimate.shares.values(), strict=True)
+        rows += [(f"  {each.label}", _dollars(*_costs(estimate, share, each))) for each, share in each_costs]
+    cost = ("  cost", _dollars(expected, most))
+    return [*rows, cost, *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
+
+
+def _dollars(expected: float | None, most: float | None) -> str:
+    return f"about ${expected:,.4g}" + ("" if most is None else f", at most ${most:,.4g}")
 
 
 def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
-    """Return what calls are expected to cost, and at most, US dollars; None where prices, or the longest reply, are not
-    known."""
-    provider, longest = client.provider, client.provider.longest_reply
-    expected = provider.cost(estimate.prompt_tokens, estimate.completion_tokens, 0, 0)
+    """Return the expected and highest cost of calls, US dollars; None if prices or the longest reply are unknown."""
+    each = [_costs(estimate, share, client.endpoints[name].provider) for name, share in estimate.shares.items()]
+    return _sum([expected for expected, _ in each]), _sum([most for _, most in each])
+
+
+def _sum(costs: Sequence[float | None]) -> float | None:
+    """Return the sum; None if a cost is unknown."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def _costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[float | None, float | None]:
+    """Return `costs` of the share of calls that one model answers."""
+    longest = provider.longest_reply
+    prompts, replies = (round(share * n) for n in (estimate.prompt_tokens, estimate.completion_tokens))
+    expected = provider.cost(prompts, replies, 0, 0)
     if expected is None or longest is None:
         return expected, None
-    # Every reply as long as allowed, every one repaired, each repair showing the prompt and the reply again.
-    more = estimate.most_calls - estimate.calls
-    prompts = (estimate.prompt_tokens + estimate.quoted * longest) * estimate.most_calls // max(
-        estimate.calls, 1
-    ) + more * longest
-    return expected, provider.cost(prompts, estimate.most_calls * longest) or 0.0
+    # Worst case: every reply has full length and is repaired; each repair quotes the prompt and the reply again.
+    more, most = estimate.most_calls - estimate.calls, estimate.most_calls
+    shown = (estimate.prompt_tokens + estimate.quoted * longest) * most // max(estimate.calls, 1) + more * longest
+    return expected, provider.cost(round(share * shown), round(share * most * longest)) or 0.0
 
 
 def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """What teaches, and for how long; teachers may leave out `describe` and `taught`."""
+    """Return rows on the teacher and the updates in which it teaches; `describe` and `taught` are optional methods."""
     teacher = parts.teacher
     if teacher is None:
         return [("teacher", "none")]
@@ -128,7 +149,7 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     if taught is None or not parts.agents[0].learns:
         return [("teacher", words)]
     if isinstance(loop, DesignLoop):
-        # A schedule begins anew with the agents.
+        # The schedule restarts when agents are reset.
         updates = loop.adapt_rounds * (1 if loop.reset_agents else loop.steps)
         each = " of each principal step" if loop.reset_agents else ""
     else:
@@ -137,7 +158,7 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
 
 
 def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
-    """Who proposes, of how many arms, and whether these are too many."""
+    """Return rows on the principal, its number of arms, and whether these are too many."""
     principal = parts.principal
     if principal is None:
         return [("principal", "none")]
@@ -147,7 +168,7 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:
-    """Which model, and whether it could answer: a plan can be made without its key."""
+    """Return rows on the model and whether it can answer; a plan can be made without its key."""
     if parts.llm is None:
         return [("llm", "not used")]
     try:
@@ -158,8 +179,8 @@ def _llm(parts: Parts) -> list[tuple[str, str]]:
 
 
 def shortage(config: Mapping[str, Any], principal: Proposer | None) -> str | None:
-    """What it means that a run makes fewer proposals than its principal has arms, and what to set instead; None if it
-    does not, or there are no arms."""
+    """Return a warning, with remedies, for a run with fewer proposals than its principal has arms; None if there are
+    enough, or the principal has no arms."""
     kind = loop_kind(config)
     if not isinstance(principal, Bandit) or kind not in ("design", "search"):
         return None

@@ -1,4 +1,4 @@
-"""Runs on disk by reference: `run:<hash>`, `latest:<name>`, `preset:<study>`, or a folder."""
+"""Lookup of runs on disk: `run:<hash>`, `latest:<name>`, `preset:<study>`, or a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.run.names import hash_of, safe_path, seed_folder, seed_of
+from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
 
 Kind = Literal["run", "latest", "preset"]
 
@@ -20,13 +20,13 @@ _LISTED = 12
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A reference as it was typed.
+class RunReference:
+    """A reference to a run, as typed.
 
     Attributes:
         kind: `run`, `latest` or `preset`.
-        what: a prefix of a hash, a name, or a study, with a treatment after a `+`.
-        seed: of the run that is meant; None where the reference names none.
+        what: prefix of a hash, a name, or `<study>` or `<study>+<treatment>`, according to the kind.
+        seed: seed of the run; None if the reference has none.
     """
 
     kind: Kind
@@ -37,16 +37,16 @@ class Reference:
         return f"{self.kind}:{self.what}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
 
 
-def parsed(text: str) -> Reference | None:
-    """Return the reference that a text is; None for anything else, such as a folder.
+def parsed(text: str) -> RunReference | None:
+    """Parse a reference to a run; return None for any other text, such as a folder.
 
     >>> parsed("preset:regimes/cleanup_pretrain/s3")
-    Reference(kind='preset', what='regimes/cleanup_pretrain', seed=3)
+    RunReference(kind='preset', what='regimes/cleanup_pretrain', seed=3)
     >>> parsed("outputs/demo") is None
     True
 
     Raises:
-        ConfigError: it begins like one, and names nothing.
+        ConfigError: the text begins like a reference, but its name is empty, or is not a prefix of a hash.
     """
     found = _REFERENCE.fullmatch(text)
     if found is None:
@@ -57,11 +57,11 @@ def parsed(text: str) -> Reference | None:
             f"{text!r} names no run: run:<hash> takes hexadecimal digits, the end of a folder <label>-<hash>, or the "
             "first few of them; latest:<name> and preset:<study> take a name; /s<seed> may follow each"
         )
-    return Reference(kind, what, None if seed is None else int(seed))  # type: ignore[arg-type]
+    return RunReference(kind, what, None if seed is None else int(seed))  # type: ignore[arg-type]
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option `--output-root`, where references that it takes are looked up."""
+    """Add the option `--output-root` to a command: the folder in which references are looked up."""
     parser.add_argument(
         "--output-root",
         type=Path,
@@ -72,14 +72,15 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 
 def run_folder_of(text: str | Path, root: Path) -> Path:
-    """Return the one run that a command is to work on: by reference, or the folder of a run, or one around it.
+    """Return the one run that `text` names: a reference, a run folder, or a folder around a single run. `latest:<name>`
+    without a seed is the newest finished run.
 
     Args:
-        text: what was typed.
-        root: of all outputs, where references are looked up.
+        text: reference or folder as typed.
+        root: folder of all outputs, in which references are looked up.
 
     Raises:
-        ConfigError: a reference that names no run, or a preset, which only a run can need.
+        ConfigError: an invalid reference, or a preset, which only runs can refer to.
         RunFolderError: there is no such run, or there are several, which are listed.
     """
     from llmrl.analysis.runs import only_run
@@ -94,7 +95,7 @@ def run_folder_of(text: str | Path, root: Path) -> Path:
 
 
 def folder_of(text: str | Path, root: Path) -> Path:
-    """Return the folder that a command about many runs is to look at: an experiment's or a run's, by reference, or any.
+    """Return the folder that `text` names: that of an experiment or, with a seed, of a run; or `text` as a folder.
 
     Raises:
         ConfigError, RunFolderError: as `run_folder_of`.
@@ -108,7 +109,7 @@ def folder_of(text: str | Path, root: Path) -> Path:
 
 
 def runs_of(text: str | Path, root: Path) -> list[Path]:
-    """Return all runs that a folder or a reference names, seeds by number.
+    """Return all runs that a folder or a reference names, in the order of `find_runs`.
 
     Raises:
         ConfigError, RunFolderError: as `run_folder_of`.
@@ -119,9 +120,9 @@ def runs_of(text: str | Path, root: Path) -> list[Path]:
     return find_runs(folder) or [folder]
 
 
-def experiment_runs(reference: Reference, root: Path) -> list[Path]:
-    """The runs of the one experiment that `run:` or `latest:` names, seeds by number; the same one under several names
-    counts once."""
+def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
+    """Return the runs of the experiment that `run:` or `latest:` names, sorted by seed. If it is under several names,
+    each seed counts once; for `latest:`, only finished runs are returned."""
     from llmrl.analysis.runs import find_runs
 
     if reference.kind == "preset":
@@ -140,8 +141,8 @@ def experiment_runs(reference: Reference, root: Path) -> list[Path]:
     return [seeds[seed] for seed in sorted(seeds, key=lambda seed: seed or 0)]
 
 
-def only_of(reference: Reference, runs: Sequence[Path]) -> Path:
-    """The run of the seed that a reference names, or the only one there is."""
+def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
+    """Return the run with the seed of a reference, or the only run; raise RunFolderError if that is not one run."""
     wanted = [run for run in runs if reference.seed in (None, seed_of(run))]
     if len(wanted) == 1:
         return wanted[0]
@@ -149,7 +150,7 @@ def only_of(reference: Reference, runs: Sequence[Path]) -> Path:
 
 
 def newest_run(name: str, root: Path) -> Path:
-    """The run of a name that was finished last."""
+    """Return the run under `name` that was finished last; raise RunFolderError if none is finished."""
     from llmrl.analysis.runs import find_runs
 
     below = root.expanduser() / safe_path(name)
@@ -177,7 +178,7 @@ def last_updated(run: Path) -> float:
 
 
 def listing(runs: Sequence[Path]) -> str:
-    """Runs as an error lists them, each with the reference that means it."""
+    """Return a list of runs for an error message, each with its reference."""
     from llmrl.analysis.runs import read_run
 
     lines = [f"\n  run:{hash_of(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_LISTED]]

@@ -1,8 +1,8 @@
-"""References to runs, wherever one is named: `run:<hash>`, `latest:<name>`, `preset:<study>`, or a folder.
+"""References to runs in a config: `run:<hash>`, `latest:<name>`, `preset:<study>`, or a folder.
 
-`resolved` finds out which run is meant when a run is composed, puts its folder in place of the reference, and writes
-down which one it is (`resolved_runs`). That belongs to the hash; how the run was spelt does not. So a run that begins
-with other weights is another run, and `latest:` means the same run whenever a command is repeated.
+When a run is composed, `resolved` finds the run that each reference names, replaces the reference by its folder, and
+records its identity (`resolved_runs`). The hash covers the identity, not the reference as typed. So a run that starts
+from other weights is another run, and `latest:` names the same run whenever a command is repeated.
 """
 
 from __future__ import annotations
@@ -18,29 +18,39 @@ from typing import Any
 
 from llmrl.config import input_digests
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.experiment.needed import NeededRun
-from llmrl.experiment.run_lookup import Reference, experiment_runs, is_finished, listing, newest_run, only_of, parsed
-from llmrl.run.folder import RESOLVED, config_hash
-from llmrl.run.names import hash_of, safe_path, seed_folder, seed_of
+from llmrl.experiment.prerequisites import PrerequisiteRun
+from llmrl.experiment.run_lookup import RunReference, experiment_runs, is_finished, listing, newest_run, only_of, parsed
+from llmrl.run.config_hash import RESOLVED, config_hash
+from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
 
 log = logging.getLogger(__name__)
 
 Config = Mapping[str, Any]
 _STORE = ".references"
-"""Folder beside the runs of a name in which is written down what `latest:` has been found to be."""
+"""Folder beside the runs of a name, with a record of the run that each `latest:` was resolved to."""
 _OWN, _SHARED = "own", "shared"
 
 _TAKEN_OVER = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
-"""What the run of a preset has from the run that needs it, and that changes no numbers."""
+"""Keys that the run of a preset takes from the run that needs it; they do not change results."""
 
 OWN_GAMES = ("n_envs", "render")
-"""Options of the environment that the preset keeps: how many games there are, and what is not of the game."""
+"""Options of the environment that the preset keeps: the number of games, and options outside the game."""
 
 SHAPE = (
-    *("share_parameters", "reads", "features", "core", "encoding", "map_channels", "map_stride", "planes", "join"),
+    *(
+        "share_parameters",
+        "observation_channels",
+        "features",
+        "core",
+        "encoding",
+        "map_channels",
+        "map_stride",
+        "planes",
+        "join",
+    ),
     *("core_hidden", "head_hidden", "memory", "memory_layers", "critic", "film"),
 )
-"""Options of an agent that say which shapes its weights have."""
+"""Options of an agent that determine the shapes of its weights."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,11 @@ class Place:
     """A key of a config that names a run.
 
     Attributes:
-        key: of the config.
-        inside: the file or folder in the run's folder that is meant; empty: the run's folder.
-        many: a list, of which each may be all runs of an experiment.
-        presets: the run may be that of a preset.
-        folders: a folder that is given is a run, or around one, and not anything else.
+        key: key of the config.
+        inside: file or folder inside the run folder to use; empty: the run folder itself.
+        many: whether the value is a list, each entry of which may name all runs of an experiment.
+        presets: whether the run may be that of a preset.
+        folders: whether a folder as the value must be a run folder, or one around a run.
     """
 
     key: str
@@ -71,16 +81,16 @@ PLACES = (
     Place("llm.adapter", "adapter"),
     Place("dataset.runs", many=True),
 )
-"""Every key that names a run."""
+"""All keys that name a run."""
 
 
 def resolved(config: Config) -> dict[str, Any]:
-    """Return a resolved config with the folders of the runs that it refers to, and `resolved_runs`, which says which
-    they are; as it is where that was done before, and where it refers to none.
+    """Return a resolved config with the folders of the runs that it refers to, and their identities in `resolved_runs`.
+    A config without references, or with `resolved_runs`, is returned unchanged.
 
     Raises:
-        ConfigError: a reference names no run, a preset that cannot be begun with, or a key that takes none.
-        RunFolderError: there is no such run, or there are several, which are listed.
+        ConfigError: an invalid reference, a preset that cannot be used, or a preset for a key that takes none.
+        RunFolderError: there is no such run, or there are several; the message lists them.
     """
     if RESOLVED in config:
         return dict(config)
@@ -105,7 +115,7 @@ def resolved(config: Config) -> dict[str, Any]:
 
 
 def unresolved(config: Config) -> dict[str, Any]:
-    """Return the config as it was before `resolved`, but for `latest:`, in place of which is the run that it is."""
+    """Return the config as it was before `resolved`, except that `latest:` is replaced by the run it stands for."""
     made = {key: value for key, value in config.items() if key != RESOLVED}
     for path, entry in (config.get(RESOLVED) or {}).items():
         group, _, key = path.partition(".")
@@ -114,28 +124,29 @@ def unresolved(config: Config) -> dict[str, Any]:
 
 
 def with_digests(config: Config) -> dict[str, Any]:
-    """Return a config with what decides results outside of it: runs, as `resolved`, and files, as `input_digests`.
+    """Return a config with the identities of runs (`resolved`) and digests of files (`input_digests`) that results
+    depend on.
 
     Raises:
-        ConfigError: there is no such file or run, or a file has changed since the run was submitted.
+        ConfigError: a file is missing or has changed since the run was submitted, or as `resolved`.
         RunFolderError: as `resolved`.
     """
     return input_digests.with_digests(resolved(config))
 
 
 def without_digests(config: Config) -> dict[str, Any]:
-    """Return the config as it was before `with_digests`, as `unresolved`."""
+    """Return the config as it was before `with_digests`; `latest:` is replaced as by `unresolved`."""
     return unresolved(input_digests.without_digests(config))
 
 
-def needed(config: Config) -> list[NeededRun]:
-    """Return the runs that the run of a config refers to, by reference, and that have to be finished before it begins.
+def needed(config: Config) -> list[PrerequisiteRun]:
+    """Return the runs that the run of a config refers to, which must be finished before it begins.
 
     Args:
-        config: as `resolved` returns it, or before.
+        config: resolved config, before or after `resolved`.
 
     Raises:
-        ConfigError: a preset has changed since the config was resolved; else as `resolved`.
+        ConfigError: a preset has changed since the config was resolved; or as `resolved`.
     """
     config = resolved(config)
     found = []
@@ -155,15 +166,16 @@ def needed(config: Config) -> list[NeededRun]:
             else:
                 folder = _existing(key, config)
                 found += [
-                    NeededRun.existing(_what(key), str(reference), run, config["trusted_modules"]) for run in folder
+                    PrerequisiteRun.existing(_what(key), str(reference), run, config["trusted_modules"])
+                    for run in folder
                 ]
     return found
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A run that was found: its folder (of `many`, its experiment's), what the hash says of it, and its name from now
-    on."""
+    """A run that was found: its folder (with `many`, that of its experiment), its identity in the hash, and the
+    reference that names it from now on."""
 
     folder: Path
     identity: str
@@ -171,7 +183,7 @@ class _Entry:
 
 
 def _entry(place: Place, text: str, config: Config) -> _Entry | None:
-    """The run that `text` names at `place`; None if it is no reference, and is left to who reads it."""
+    """Return the run that `text` names at `place`; None if it is not a reference, but something for the part itself."""
     reference = parsed(text)
     if reference is None:
         return _given(place, text, config) if place.folders else None
@@ -196,11 +208,11 @@ def _entry(place: Place, text: str, config: Config) -> _Entry | None:
 
 
 def _given(place: Place, text: str, config: Config) -> _Entry | None:
-    """The run that a folder is, or is around. One that is not there, or holds no run, is left to the part that reads
-    it, which says so."""
+    """Return the run in or around which a folder is given; None for a folder that is missing or has no run, which the
+    part that reads it reports."""
     from llmrl.analysis.runs import find_runs
-    from llmrl.run.content import CONFIG_NAME
-    from llmrl.run.names import old_layout
+    from llmrl.run.artifacts import CONFIG_NAME
+    from llmrl.run.folder_names import old_layout
 
     folder = Path(text).expanduser()
     if said := old_layout(folder):
@@ -215,9 +227,9 @@ def _given(place: Place, text: str, config: Config) -> _Entry | None:
     return _Entry(found.folder, found.identity + progress, text)
 
 
-def _chosen(place: Place, reference: Reference | None, runs: Sequence[Path], config: Config) -> _Entry:
-    """Of the runs of one experiment the one that is meant: the only one, that of the seed that the reference names, or
-    else of the seed that `<key>_seed` says, own if there is no such key."""
+def _chosen(place: Place, reference: RunReference | None, runs: Sequence[Path], config: Config) -> _Entry:
+    """Return the run that a reference means among those of one experiment: the only run, that of the reference's seed,
+    or that of the seed in `<key>_seed` (by default the seed of the config)."""
     named = None if reference is None else reference.seed
     digest = hash_of(runs[0]) or _own_hash(runs[0])
     if len(runs) == 1 and named is None:
@@ -232,8 +244,8 @@ def _chosen(place: Place, reference: Reference | None, runs: Sequence[Path], con
     raise RunFolderError(f"there is no seed {seed}{how} among {listing(runs)}")
 
 
-def _pinned(place: Place, reference: Reference, config: Config) -> Reference:
-    """The experiment that `latest:` is for the run of `config`: as it was found when that was first composed."""
+def _pinned(place: Place, reference: RunReference, config: Config) -> RunReference:
+    """Return the experiment that `latest:` stands for in `config`, as recorded when the config was first composed."""
     root = Path(config["output_root"]).expanduser()
     folder = root / safe_path(str(config["name"])) / _STORE
     path = folder / f"{config_hash({**config, 'key': place.key})}.json"
@@ -259,7 +271,7 @@ def _pinned(place: Place, reference: Reference, config: Config) -> Reference:
             )
     else:
         log.info("%s=%s is run:%s, as found on %s (%s)", place.key, reference, kept["run"], kept["time"], path)
-    return Reference("run", kept["run"], reference.seed)
+    return RunReference("run", kept["run"], reference.seed)
 
 
 def _alike(one: Config, other: Config) -> bool:
@@ -267,7 +279,7 @@ def _alike(one: Config, other: Config) -> bool:
 
 
 def _kept(path: Path) -> dict[str, Any] | None:
-    """What was written down; None if nothing was."""
+    """Return the record in `path`; None if there is none."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         return {key: str(entry[key]) for key in ("key", "reference", "run", "time")}
@@ -279,23 +291,23 @@ def _kept(path: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def _of_preset(key: str, reference: Reference, config: Config) -> NeededRun:
-    """The run of a preset that the run of `config` names at `key`."""
-    from llmrl.experiment.used import only_read
+def _of_preset(key: str, reference: RunReference, config: Config) -> PrerequisiteRun:
+    """Return the run of a preset that the run of `config` names at `key`."""
+    from llmrl.experiment.unused_sections import only_read
 
     seed = _seed_of(reference, config)
     own, overrides = composed(reference.what, seed, config)
     steps = own["learn"]["env_steps"]
-    return NeededRun(_what(key), f"{reference}, seed {seed}", with_digests(only_read(own)), overrides, steps)
+    return PrerequisiteRun(_what(key), f"{reference}, seed {seed}", with_digests(only_read(own)), overrides, steps)
 
 
 def _what(key: str) -> str:
-    """What the run that `key` names is for, in words."""
+    """Return the purpose of the run that `key` names, in words."""
     return "pre-training" if key == "agent.init_from" else f"the run of {key}"
 
 
-def _seed_of(reference: Reference, config: Config) -> int:
-    """The seed of the run of a preset that the run of `config` begins with."""
+def _seed_of(reference: RunReference, config: Config) -> int:
+    """Return the seed of the preset's run that the run of `config` starts from."""
     return _seed(reference.seed, "agent.init_from", config)
 
 
@@ -310,7 +322,7 @@ def _seed(named: int | None, key: str, config: Config) -> int:
 
 
 def _rule(key: str, config: Config) -> str | int:
-    """What `<key>_seed` of the config says, `own` where there is no such key."""
+    """Return `<key>_seed` of the config; `own` without such a key."""
     group, _, name = key.partition(".")
     rule = (config.get(group) or {}).get(f"{name}_seed", _OWN)
     if rule in (_OWN, _SHARED) or (isinstance(rule, int) and not isinstance(rule, bool) and rule >= 0):
@@ -319,12 +331,12 @@ def _rule(key: str, config: Config) -> str | int:
 
 
 def _said_seed(named: int | None, config: Config, key: str = "agent.init_from") -> str:
-    """What the hash says of the seed: `own` where every run has that of its own, so that seeds are one experiment."""
+    """Return the seed's part of the identity: `own` if each run uses its own seed, so that seeds are one experiment."""
     return _OWN if named is None and _rule(key, config) == _OWN else seed_folder(_seed(named, key, config))
 
 
 def _existing(key: str, config: Config) -> list[Path]:
-    """The runs whose folders a resolved config has at `key`."""
+    """Return the runs whose folders a resolved config has at `key`."""
     from llmrl.analysis.runs import find_runs
 
     [place] = [place for place in PLACES if place.key == key]
@@ -339,29 +351,29 @@ def _listed(value: str | Iterable[str]) -> list[str]:
 
 
 def _own_hash(run: Path) -> str:
-    """The hash of a run that lies in a folder of another name, by its config."""
-    from llmrl.run.content import read_config
+    """Return the hash of a run from its config, for a folder whose name has none."""
+    from llmrl.run.artifacts import read_config
 
     return config_hash(read_config(run, ()))
 
 
 def _checkpoint(run: Path) -> str:
-    """The newest checkpoint of a run that is not finished: with another one, another run begins."""
+    """Return the iteration of an unfinished run's newest checkpoint, because another checkpoint means another run."""
     return max((path.stem.rpartition("_")[2] for path in (run / "checkpoints").glob("checkpoint_*.pt")), default="0")
 
 
 def composed(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], list[str]]:
-    """Compose the run of a preset for the run of `config`: what the preset says, in the environment of that run, with
-    agents of the same shape; returns its plain config, and the overrides that its folder is named after.
+    """Compose the run of a preset for the run of `config`, in the environment of the latter, and with weights of the
+    same shape. Return its plain config, and the overrides that its folder is named after.
 
     Args:
         preset: `<study>` or `<study>+<treatment>`.
-        seed: of the preset's run.
-        config: of the run that needs it, resolved, plain containers.
+        seed: seed of the preset's run.
+        config: resolved config of the run that needs it, in plain containers.
 
     Raises:
-        ConfigError: there is no such preset, it is for another environment, or it is no run of agents that learn alone
-            from weights of their own.
+        ConfigError: an unknown preset, one for another environment, one with a principal, or one that starts from
+            another preset.
     """
     from llmrl.experiment.composition import plain
 
@@ -379,7 +391,7 @@ def composed(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], li
 
 
 def _inherit(own: dict[str, Any], config: Config) -> None:
-    """Give the preset's config the environment of `config`, and the shape of its agents' weights."""
+    """Copy the environment of `config`, and the options that shape its agents' weights, to the preset's config."""
     env, agent = config["env"], config["agent"]
     for name in ("_target_", "substrate"):
         if own["env"].get(name) != env.get(name):

@@ -31,7 +31,7 @@ _GAMES, _STEPS = 16, 100
 
 
 @dataclass(frozen=True)
-class Made:
+class SmallModelReport:
     """What was made.
 
     Attributes:
@@ -89,7 +89,7 @@ class SmallModels:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
-def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) -> Made:
+def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) -> SmallModelReport:
     """Write a small model for the environment of a config.
 
     Args:
@@ -101,8 +101,8 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
     Raises:
         ConfigError: the environment has no such texts, or the numbers do not fit each other.
     """
-    from llmrl.envs.babyai.stories import stories
-    from llmrl.experiment.environments import build_env
+    from llmrl.envs.babyai.pretraining_texts import stories
+    from llmrl.experiment.build_env import build_env
     from llmrl.llms.local.small import make_small_model
 
     if model.reads != "nothing" and kind != "causal":
@@ -126,7 +126,7 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
         from llmrl.llms.local.next_token import read_texts
 
         losses = read_texts(folder, read, model.story_steps, seeds.integer("reading"))
-    return Made(parameters, len(texts), losses)
+    return SmallModelReport(parameters, len(texts), losses)
 
 
 def _env(config: Config) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Experiments as jobs of a sweep, and the sweep computed."""
+"""Turning experiments into jobs of a sweep, and computing the sweep."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from llmrl.experiment import run_references
+from llmrl.experiment.batched_runs import compute_rows
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.job import compute
-from llmrl.experiment.means import check_command_lines, game_processes
-from llmrl.experiment.row_key import Alone, row_gb, row_key, why_alone
-from llmrl.experiment.rows import compute_rows
-from llmrl.sweeps.backends.protocol import Job, Outcome
+from llmrl.experiment.resources import check_command_lines, game_processes
+from llmrl.experiment.run_batching_key import Alone, row_gb, row_key, why_alone
+from llmrl.experiment.run_job import compute
+from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import differing_keys, named_by
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
 
 TASK = SharedTask(compute, compute_rows)
-"""What the processes of a sweep call."""
+"""Task of the processes of a sweep."""
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run of a sweep.
 
     Attributes:
-        experiment: to be computed.
-        environment: variables to set in its process.
+        experiment: experiment to compute.
+        environment: environment variables to set in its process.
     """
 
     experiment: Experiment
@@ -35,30 +35,30 @@ class Planned:
 
 
 def compute_sweep(
-    runs: Sequence[Planned], folder: Path, wait: bool = True, differing: set[str] | None = None
-) -> tuple[list[Outcome], int]:
-    """Compute the runs of a sweep, and before them those that they need by reference; what is finished is skipped.
+    runs: Sequence[PlannedRun], folder: Path, wait: bool = True, differing: set[str] | None = None
+) -> tuple[list[JobOutcome], int]:
+    """Compute the runs of a sweep, after the runs that they need by reference; finished runs are skipped.
 
     Args:
-        runs: in the order in which they are started.
-        folder: where the sweep keeps what its runs print.
-        wait: until all have ended; False: return when they are submitted, which needs a scheduler.
-        differing: keys in which the runs of the whole sweep differ, if these are a part of it.
+        runs: runs in the order in which they are started.
+        folder: folder of the sweep, for the output of its runs.
+        wait: whether to wait until all have ended; False: return after submission, which needs a scheduler.
+        differing: keys in which the runs of the whole sweep differ, if `runs` are a part of it.
 
     Returns:
-        What became of every run, those that were needed first, the sweep's own `runs` last; and the exit code.
+        The outcomes of all runs, needed ones first, the sweep's own `runs` last; and the exit code.
 
     Raises:
-        ConfigError: a run makes no sense, or the sweep cannot be launched; nothing has been started.
+        ConfigError: the config of a run is invalid, or the sweep cannot be launched; nothing has been started.
     """
     return launch(with_needed(jobs_of(runs, differing)), TASK, folder, wait)
 
 
-def jobs_of(runs: Sequence[Planned], differing: set[str] | None = None) -> list[Job]:
-    """Return the jobs of the runs of a sweep, in their order, without those that they need.
+def jobs_of(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> list[Job]:
+    """Return the jobs of the runs of a sweep, in order, without jobs for the runs that they need.
 
     Args:
-        runs, differing: as `compute_sweep` takes them.
+        runs, differing: as for `compute_sweep`.
 
     Raises:
         ConfigError: as `job_of`.
@@ -68,21 +68,21 @@ def jobs_of(runs: Sequence[Planned], differing: set[str] | None = None) -> list[
 
 
 def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:
-    """Return the job of an experiment, whose values are looked at before anything is started.
+    """Check the values of an experiment and return its job.
 
     Args:
-        experiment: to be computed.
-        naming: the overrides that make its folder readable: those that differ within the sweep.
-        environment: variables to set in its process.
+        experiment: experiment to compute.
+        naming: overrides for the label of its folder: those that differ within the sweep.
+        environment: environment variables to set in its process.
 
     Raises:
-        ConfigError: a value that no run could be built with.
+        ConfigError: an invalid value, or a command line from a file that is not trusted.
     """
     config = experiment.config
-    experiment.application.check_values(config, experiment.means)
+    experiment.application.check_values(config, experiment.resources)
     absolute = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
     check_command_lines(config)
-    hardware = experiment.means.hardware
+    hardware = experiment.resources.hardware
     cores = hardware.cores_for(game_processes(config))
     key = row_key(config, environment)
     gains = why_alone(config) is not Alone.OWN
@@ -100,8 +100,7 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
 
 
 def with_needed(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of a sweep, in their order, behind jobs of their own for the runs that they need by reference and
-    that are not finished: each of these once.
+    """Return the jobs of a sweep, in order, after one job for each unfinished run that they need by reference.
 
     Raises:
         ConfigError: as `run_references.needed`, and as `job_of`.

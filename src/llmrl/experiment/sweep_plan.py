@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.seeding import Seeds
-from llmrl.experiment import references, run_references
+from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.means import Means
 from llmrl.experiment.models import asking
-from llmrl.experiment.needed import NeededRun
 from llmrl.experiment.parts import build_loop, build_parts, loop_kind
 from llmrl.experiment.plan import costs
-from llmrl.experiment.row_key import why_alone
-from llmrl.experiment.sweep_jobs import Planned, jobs_of
+from llmrl.experiment.prerequisites import PrerequisiteRun
+from llmrl.experiment.resources import RunResources
+from llmrl.experiment.run_batching_key import why_alone
+from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.societies import steps_per_second
 from llmrl.run.folder import split_overrides
-from llmrl.run.names import title
-from llmrl.run.progress import clock
+from llmrl.run.folder_names import title
+from llmrl.run.progress_bar import clock
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.jobs import check_distinct, missing
 from llmrl.sweeps.launch import by_backend
@@ -52,10 +52,10 @@ class _Numbers:
     asks: bool = False
     cost: float | None = None
     most_cost: float | None = None
-    before: list[NeededRun] = field(default_factory=list)
+    before: list[PrerequisiteRun] = field(default_factory=list)
 
 
-def sweep_plan(runs: Sequence[Planned], differing: set[str] | None = None) -> tuple[str, list[list[str]]]:
+def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> tuple[str, list[list[str]]]:
     """Build the parts of every experiment once, whatever its seeds, and return what the sweep would do.
 
     Args:
@@ -88,11 +88,11 @@ def sweep_plan(runs: Sequence[Planned], differing: set[str] | None = None) -> tu
 
 def _numbers(experiment: Experiment) -> _Numbers:
     """What the run of an experiment comes to."""
-    config, means = experiment.config, experiment.means
-    parts = build_parts(config, means.model, means=means)
+    config, means = experiment.config, experiment.resources
+    parts = build_parts(config, means.model, resources=means)
     try:
         loop = build_loop(config, parts)
-        found = _Numbers(before=references.needed(config, parts))
+        found = _Numbers(before=reference_line_runs.needed(config, parts))
         if isinstance(loop, DesignLoop):
             found.env_steps = loop.env_steps
         elif "learn" in config:
@@ -108,7 +108,7 @@ def _numbers(experiment: Experiment) -> _Numbers:
         means.close()
 
 
-def _first(jobs: Sequence[Job], numbers: Iterable[_Numbers]) -> list[NeededRun]:
+def _first(jobs: Sequence[Job], numbers: Iterable[_Numbers]) -> list[PrerequisiteRun]:
     """The runs that are computed before others, each once: those referred to, and those behind reference lines."""
     referred = [run for job in jobs for run in run_references.needed(job.config)]
     behind = [run for each in numbers for run in each.before]
@@ -125,7 +125,7 @@ def _row(alike: Sequence[Job], each: _Numbers) -> list[str]:
     return [name, f"{n:,}", steps, calls, cost, "" if reason is None else str(reason)]
 
 
-def _in_all(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequence[NeededRun]) -> list[str]:
+def _in_all(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequence[PrerequisiteRun]) -> list[str]:
     """The sums; of what is known of some runs only, no sum."""
     each = [numbers[job.digest] for job in jobs]
     steps = [one.env_steps for one in each] + [run.env_steps for run in first]
@@ -166,7 +166,7 @@ def _time(
     packs: Sequence[Pack],
     configs: Mapping[Path, Experiment],
     numbers: Mapping[str, _Numbers],
-    first: Sequence[NeededRun],
+    first: Sequence[PrerequisiteRun],
 ) -> str:
     """About how long it takes, at the speed of this machine."""
     rates = _Rates(configs)
@@ -230,11 +230,11 @@ def _timed(config: Mapping[str, Any], rows: int) -> float | None:
         config = {
             **config,
             "env": {**config["env"], "n_envs": rows * config["env"]["n_envs"]},
-            "design": {**config["design"], "societies": rows * config["design"]["societies"]},
+            "design": {**config["design"], "replicates": rows * config["design"]["replicates"]},
         }
     experiment = Experiment(config)
-    means: Means = experiment.means
-    parts = build_parts(config, means.model, means=means)
+    means: RunResources = experiment.resources
+    parts = build_parts(config, means.model, resources=means)
     try:
         loop = build_loop(config, parts)
         assert isinstance(loop, DesignLoop)

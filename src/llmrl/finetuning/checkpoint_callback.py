@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from llmrl.core.run_context import ProgressDisplay
-from llmrl.finetuning.job import TrainingJob
+from llmrl.finetuning.training_job import TrainingJob
 from llmrl.run.signals import Stopped
 
 _LEFT_OUT = ("epoch", "num_tokens", "total_flos")

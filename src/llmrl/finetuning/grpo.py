@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
-from llmrl.finetuning.job import TrainingJob
 from llmrl.finetuning.optimiser import Optimiser
 from llmrl.finetuning.rewards import REWARDS
-from llmrl.finetuning.training import run_trainer, trainer_class
+from llmrl.finetuning.trainer import run_trainer, trainer_class
+from llmrl.finetuning.training_job import TrainingJob
 from llmrl.llms.local.lora import Lora
 
 

@@ -1,4 +1,4 @@
-"""What a reply is rewarded for: named pure functions of what came of it, and their weights."""
+"""Rewards of replies: named pure functions of an attempt, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveInt
 
 @dataclass(frozen=True)
 class Attempt:
-    """A reply and what came of it.
+    """Evaluated reply.
 
     Attributes:
-        vector: the numbers in it, [d]; None where none could be read.
-        inside: they are inside the bounds.
-        returns: of the rollouts they were judged by, [m]; empty where there is no vector inside the bounds.
-        history: values of the proposals that the prompt shows, [k], k >= 1.
-        repeats: the vector is one of those proposals.
+        vector: numbers in the reply, [d]; None if it could not be parsed.
+        inside: whether the numbers are within the bounds.
+        returns: returns of the episodes played with them, [m]; empty if nothing was played or a return is not finite.
+        history: values of the proposals shown in the prompt, [k], k >= 1.
+        repeats: whether the vector is one of those proposals.
         fault: what is wrong with the reply, "" if nothing is.
     """
 
@@ -34,16 +34,16 @@ class Attempt:
 
     @property
     def value(self) -> float | None:
-        """Mean return; None where nothing was played."""
+        """Mean return; None if there are no returns."""
         return float(self.returns.mean()) if len(self.returns) else None
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Which returns count as 0 and as 1. `published`: see `improvement`.
+    """Returns that count as 0 (`low`) and as 1 (`high`). `published`: see `improvement`.
 
     Raises:
-        ConfigError: they are not in this order.
+        ConfigError: `low` is not below `high`.
     """
 
     low: float
@@ -58,33 +58,33 @@ class Scale:
             )
 
     def __call__(self, value: float) -> float:
-        """clip((value - low) / (high - low), 0, 1)."""
+        """Return clip((value - low) / (high - low), 0, 1)."""
         return float(np.clip((value - self.low) / (self.high - self.low), 0.0, 1.0))
 
 
 def valid(attempt: Attempt, scale: Scale) -> float:
-    """1 where the numbers could be read."""
+    """Return 1 if the reply could be parsed, else 0."""
     return float(attempt.vector is not None)
 
 
 def inside(attempt: Attempt, scale: Scale) -> float:
-    """1 where they could be read and are inside the bounds."""
+    """Return 1 if the reply could be parsed and its numbers are within the bounds, else 0."""
     return float(attempt.vector is not None and attempt.inside)
 
 
 def scaled_return(attempt: Attempt, scale: Scale) -> float:
-    """The mean return, scaled to [0, 1]; 0 where nothing was played."""
+    """Return the mean return, scaled to [0, 1]; 0 if there is none."""
     return 0.0 if attempt.value is None else scale(attempt.value)
 
 
 def improvement(attempt: Attempt, scale: Scale) -> float:
-    """The share of what was left to gain over the best value of the history that was gained, in [0, 1].
+    """Return the improvement over the history's best value as a share of the possible one, in [0, 1].
 
-    With scaled returns g(new) and g(best): clip((g(new) - g(best)) / (1 - g(best)), 0, 1), and where nothing was left
-    to gain, 1 for keeping it.
+    With scaled returns g(new) and g(best): clip((g(new) - g(best)) / (1 - g(best)), 0, 1). For g(best) = 1 it is 1 if
+    g(new) = 1, else 0. It is 0 if there is no return.
 
-    As published (`scale.published`): clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) where g(best) = 0. It
-    is worth nearly nothing where the history is good: from 0.98 to 0.99 it gives 0.01.
+    As published (`scale.published`): clip((g(new) - g(best)) g(new) / g(best), 0, 1), or g(new) for g(best) = 0. This
+    nearly vanishes after a good history: from 0.98 to 0.99 it gives 0.01.
     """
     if attempt.value is None:
         return 0.0
@@ -97,14 +97,14 @@ def improvement(attempt: Attempt, scale: Scale) -> float:
 
 
 def rank(attempt: Attempt, scale: Scale) -> float:
-    """The share of the history's values that were beaten; a tie counts half."""
+    """Return the share of the history's values that are exceeded, ties counting half; 0 if there is no return."""
     if attempt.value is None:
         return 0.0
     return float(np.mean((attempt.value > attempt.history) + 0.5 * (attempt.value == attempt.history)))
 
 
 def repeat(attempt: Attempt, scale: Scale) -> float:
-    """-1 for a proposal that the history holds already."""
+    """Return -1 for a proposal that the history holds already, else 0."""
     return -float(attempt.repeats)
 
 
@@ -121,14 +121,14 @@ REWARDS: Mapping[str, Reward] = {
 
 
 class Rewards:
-    """The reward of a reply: the weighted sum of the named ones.
+    """Reward of a reply: the weighted sum of the named rewards.
 
     Args:
-        valid, inside, scaled_return, improvement, rank, repeat: their weights; 0 leaves one out.
-        low, high: returns that count as 0 and as 1; None: the lowest and the highest mean return among the trials to
-            train on.
-        rollouts: episodes a proposal is judged by.
-        parity: `improvement` as published.
+        valid, inside, scaled_return, improvement, rank, repeat: weights of these rewards; 0 omits one.
+        low, high: returns that count as 0 and as 1; None: the lowest and the highest mean return among the training
+            trials.
+        rollouts: episodes per proposal.
+        parity: compute `improvement` as published.
 
     Raises:
         ConfigError: all weights are 0, or `low` is not below `high`.
@@ -158,21 +158,21 @@ class Rewards:
         self.low, self.high, self.rollouts, self.parity = low, high, rollouts, parity
 
     def scale(self, values: np.ndarray) -> Scale:
-        """The scale, where `values` [n] are those of the trials to train on.
+        """Return the scale for the `values` [n] of the training trials.
 
         Raises:
-            ConfigError: all are the same, and no limits are given.
+            ConfigError: the lower limit is not below the upper one, e.g. because all values are equal.
         """
         low = float(values.min()) if self.low is None else self.low
         high = float(values.max()) if self.high is None else self.high
         return Scale(low, high, self.parity)
 
     def scaled(self, limits: tuple[float | None, float | None]) -> Rewards:
-        """The same for another task, whose `low` and `high` are `limits`."""
+        """Return the same rewards for another task, with `limits` as `low` and `high`."""
         other = copy.copy(self)
         other.low, other.high = limits
         return other
 
     def __call__(self, attempt: Attempt, scale: Scale) -> float:
-        """The weighted sum."""
+        """Return the weighted sum."""
         return sum(weight * REWARDS[name](attempt, scale) for name, weight in self.weights.items())

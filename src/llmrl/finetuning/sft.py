@@ -6,9 +6,9 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.finetuning.job import TrainingJob
 from llmrl.finetuning.optimiser import Optimiser
-from llmrl.finetuning.training import run_trainer, trainer_class
+from llmrl.finetuning.trainer import run_trainer, trainer_class
+from llmrl.finetuning.training_job import TrainingJob
 from llmrl.llms.local.lora import Lora
 
 

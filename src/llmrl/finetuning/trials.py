@@ -1,4 +1,4 @@
-"""What is known of a task before training: parameters that were tried, and the returns they gave."""
+"""Trials of a task before training: parameters and the returns of their episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit
 from llmrl.rollout.batched_evaluator import episode_seeds
-from llmrl.run.content import read_config
+from llmrl.run.artifacts import read_config
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import unwritable
 from llmrl.run.proposals import FILE_NAME, read_proposals
@@ -25,25 +25,25 @@ from llmrl.run.proposals import FILE_NAME, read_proposals
 log = logging.getLogger(__name__)
 
 CHUNK = 64
-"""Random trials that are played, and kept, together: what a kill costs at most."""
+"""Random trials that are played and written together, which is the most that a kill loses."""
 _FORMAT = 1
 _NO_MATTER = ("n_envs", "name", "render", "engine", "text", "success", "success_at")
-"""Fields of environments that change no return."""
+"""Fields of environments that do not affect returns."""
 
 Play = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From parameters [n, d] and seeds of episodes [k] to returns [n, k]: every vector plays under every seed."""
+"""Function from parameters [n, d] and seeds of episodes [k] to returns [n, k], of every vector under every seed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """Parameters, [d], and the returns of the episodes that were played with them, [k]."""
+class ParameterTrial:
+    """Parameters [d] and the returns [k] of the episodes played with them."""
 
     vector: np.ndarray
     returns: np.ndarray
 
     @property
     def value(self) -> float:
-        """The mean return."""
+        """Mean return."""
         return float(self.returns.mean())
 
 
@@ -52,12 +52,12 @@ class Series:
     """Trials that belong together.
 
     Attributes:
-        trials: those of a search run, in the order in which they were made, or random ones.
-        ordered: they are of a search run.
-        episodes: of each proposal, as the search was told; trials before its first question may have others.
+        trials: trials of a search run in the order of its proposals, or random trials.
+        ordered: whether the trials are those of a search run.
+        episodes: episodes of each proposal, as in the search's config; trials before its first question may differ.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ParameterTrial, ...]
     ordered: bool
     episodes: int | None = None
 
@@ -65,15 +65,15 @@ class Series:
 def random_vectors(
     space: ParameterSpace, seeds: Seeds, indices: Sequence[int], low: float | None, high: float | None
 ) -> np.ndarray:
-    """Uniform parameters, [len(indices), d]; number i is a function of (seeds, i).
+    """Draw uniform parameters, [len(indices), d]; vector i is a function of (seeds, i).
 
-    Of parameters with so many decimals, all numbers with that many are equally likely, both bounds included.
+    For parameters with limited decimals, all representable numbers are equally likely, both bounds included.
 
     Args:
-        space: of the policy.
+        space: parameter space of the policy.
         seeds: node of the seed tree.
-        indices: which.
-        low, high: bounds of every number; None: its own in the space.
+        indices: numbers i of the vectors.
+        low, high: bounds of every parameter; None: the bounds of the space.
     """
     own = tuple(
         replace(p, low=p.low if low is None else low, high=p.high if high is None else high) for p in space.parameters
@@ -84,12 +84,12 @@ def random_vectors(
 
 @dataclass(frozen=True)
 class RandomTrials:
-    """How many random parameters are played.
+    """Number and bounds of random trials.
 
     Attributes:
-        n: trials.
-        episodes: of each.
-        low, high: see `random_vectors`.
+        n: number of trials.
+        episodes: episodes of each trial.
+        low, high: bounds of the parameters, see `random_vectors`.
     """
 
     n: int
@@ -106,19 +106,20 @@ def random_trials(
     folder: Path,
     before_chunk: Callable[[int], None] = lambda done: None,
 ) -> Series:
-    """Random parameters and their returns; what `folder` holds already is not played again.
+    """Return random parameters with their returns; trials already in `folder` are not played again.
 
-    Each trial is a function of the seeds and its number, so more of them add to fewer; those of a chunk play
-    under the same seeds. Chunks are written in one step each, so any number of processes may work on one folder, and a
-    killed one leaves whole chunks.
+    Each trial is a function of the seeds and its number, so a larger number extends a smaller one. The trials of a
+    chunk play under the same seeds. Chunks are written atomically: processes may share the folder, and a killed one
+    leaves whole chunks.
 
     Args:
-        play: plays the episodes of a chunk.
-        space: of the policy.
-        seeds: of parameters and episodes.
-        wanted: how many.
-        folder: content-addressed, see `trials_folder`; created if it is not there.
-        before_chunk: called with the number of trials there are, before more are played; may raise to stop here.
+        play: function that plays the episodes of a chunk.
+        space: parameter space of the policy.
+        seeds: seed tree of parameters and episodes.
+        wanted: number and bounds of the trials.
+        folder: content-addressed folder, see `trials_folder`; created if missing.
+        before_chunk: function called with the number of finished trials before more are played and at the end; it may
+            raise to stop.
 
     Raises:
         RunFolderError: `folder` cannot be written.
@@ -127,18 +128,18 @@ def random_trials(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from error
-    trials: list[Trial] = []
+    trials: list[ParameterTrial] = []
     n, episodes = wanted.n, wanted.episodes
     for start in range(0, n, CHUNK):
         path = folder / f"trials_{start:06d}.json"
         chunk = _kept(path, space.dim, episodes)
         if chunk is None:
             before_chunk(start)
-            # Whole chunks whatever n is: what is asked for first must not decide what is found later.
+            # Whole chunks whatever n is, so that the chunks on disk do not depend on the first n requested.
             indices = range(start, start + CHUNK)
             vectors = random_vectors(space, seeds.child("vectors"), indices, wanted.low, wanted.high)
             returns = play(vectors, episode_seeds(seeds.child("episodes").child(start), episodes))
-            chunk = [Trial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
+            chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
             lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
             write_atomic(path, json.dumps(lines))
         trials += chunk
@@ -147,21 +148,21 @@ def random_trials(
 
 
 def trials_folder(root: Path, identity: Mapping[str, Any]) -> Path:
-    """Where trials are kept: a folder named by a hash over everything that decides them, `identity` (plain data)."""
+    """Return the folder of trials, named by a hash of `identity`: plain data of everything that determines them."""
     text = json.dumps({"format": _FORMAT, **identity}, sort_keys=True, separators=(",", ":"))
     return root / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]) -> Series:
-    """The trials of a search run, in order; a last line that is still being written is left out.
+    """Return the trials of a search run in order, without a last line that is still being written.
 
     Args:
         folder: the run folder.
-        space: of the policy.
-        task: what the run's config must say of the task, see `task_of`.
+        space: parameter space of the policy.
+        task: required description of the task, see `task_of`.
 
     Raises:
-        ConfigError: it is no search run, has no proposals yet, or is about another task.
+        ConfigError: the folder is no search run, holds no or invalid proposals, or is about another task.
     """
     path = folder / FILE_NAME
     if not path.is_file() or not (folder / "config.yaml").is_file():
@@ -179,7 +180,7 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
     try:
         for line in read_proposals(folder):
             vector = np.array(line["vector"], dtype=np.float64)
-            trials.append(Trial(vector, np.array(line["returns"], dtype=np.float64)))
+            trials.append(ParameterTrial(vector, np.array(line["returns"], dtype=np.float64)))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}, line {len(trials) + 1} is no proposal: {error!r}") from error
     for number, trial in enumerate(trials, start=1):
@@ -197,10 +198,10 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
 
 
 def find_search_runs(places: Sequence[str]) -> list[Path]:
-    """The run folders with proposals in or under `places`, sorted; none of them twice.
+    """Return the distinct run folders with proposals in or under `places`, sorted.
 
     Raises:
-        ConfigError: there is none in one of them.
+        ConfigError: one of `places` holds no proposals.
     """
     found: set[Path] = set()
     for place in places:
@@ -216,9 +217,10 @@ def find_search_runs(places: Sequence[str]) -> list[Path]:
 
 
 def task_of(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
-    """What of a resolved config says which task it is: environment and agent, without what only changes speed or words.
+    """Return the entries of a resolved config that define the task: environment and agent, without fields that do not
+    affect returns.
 
-    `seeded`: parameters mean something else under every seed (those along random directions).
+    `seeded` includes the seed: parameters along random directions mean something else under every seed.
     """
     env = {key: value for key, value in config["env"].items() if key not in _NO_MATTER}
     nodes = {"env": env, "agent": dict(config["agent"])}
@@ -226,11 +228,11 @@ def task_of(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
     return task | ({"seed": config["seed"]} if seeded else {})
 
 
-def _kept(path: Path, dim: int, episodes: int) -> list[Trial] | None:
-    """The trials of a chunk on disk; None where there are none that can be used."""
+def _kept(path: Path, dim: int, episodes: int) -> list[ParameterTrial] | None:
+    """Return the trials of a chunk on disk; None if the file is missing, unreadable or incomplete."""
     try:
         lines = json.loads(path.read_text(encoding="utf-8"))
-        trials = [Trial(np.array(x["vector"], np.float64), np.array(x["returns"], np.float64)) for x in lines]
+        trials = [ParameterTrial(np.array(x["vector"], np.float64), np.array(x["returns"], np.float64)) for x in lines]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

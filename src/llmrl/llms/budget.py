@@ -1,4 +1,4 @@
-"""What a run may spend on language models: calls, tokens, money. A hard limit, not a warning."""
+"""Hard limits on what a run spends on language models: calls, tokens, US dollars."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
 LOOK_S = 0.1
-"""Seconds after which a thread that waits for others' calls looks whether it still should."""
+"""Seconds between checks, by a thread that waits for others' calls, of whether to go on waiting."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """The most one attempt may come to, counted from before it is sent until what became of it is known.
+    """Upper bound of the usage of one attempt, counted from before it is sent until its fate is known.
 
     Attributes:
-        tokens: of prompt and reply.
-        cost: US dollars; None where prices are unknown.
-        id: names the attempt in the call log.
+        tokens: tokens of prompt and longest reply.
+        cost: US dollars; None if prices are unknown.
+        id: name of the attempt in the call log.
     """
 
     tokens: int
@@ -33,19 +33,19 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Spent:
+class Usage:
     """What a run has paid for: replies that came from a provider, not from a cache.
 
     Attributes:
         calls: replies paid for.
-        attempts: requests sent for them.
+        attempts: requests sent for these replies.
         failed: calls that ended without a reply.
-        tokens: of prompts and replies, as far as providers told.
+        tokens: tokens of prompts and replies, as far as providers reported them.
         cost: US dollars, as far as prices and tokens are known.
-        unknown_tokens, unknown_costs: replies whose tokens or cost are not known.
-        seconds: until the replies were there, waits and retries included, added up.
-        unsettled: attempts whose reply was lost: it may have been generated, and charged, all the same.
-        unsettled_tokens, unsettled_cost: what was set aside for these, and for replies that did not tell.
+        unknown_tokens, unknown_costs: number of replies whose tokens or cost are unknown.
+        seconds: sum of the latencies of these replies, waits and retries included.
+        unsettled: attempts whose reply was lost and may have been generated and charged.
+        unsettled_tokens, unsettled_cost: sums reserved for unsettled attempts and for replies without token counts.
     """
 
     calls: int = 0
@@ -60,8 +60,8 @@ class Spent:
     unsettled_tokens: int = 0
     unsettled_cost: float = 0.0
 
-    def plus(self, reply: ChatReply, reserved: Reservation) -> Spent:
-        """With one more reply, for which `reserved` was set aside. A replayed one (no attempts) is not paid."""
+    def plus(self, reply: ChatReply, reserved: Reservation) -> Usage:
+        """Return the usage with one more reply, for which `reserved` was set aside; a replayed one costs nothing."""
         if reply.attempts == 0:
             return self
         told = None not in (reply.prompt_tokens, reply.completion_tokens)
@@ -78,8 +78,8 @@ class Spent:
             unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reserved.cost or 0.0),
         )
 
-    def lost(self, attempts: Iterable[Reservation]) -> Spent:
-        """With `attempts` of which nobody knows what became."""
+    def lost(self, attempts: Iterable[Reservation]) -> Usage:
+        """Return the usage with more `attempts` of unknown fate."""
         lost = list(attempts)
         return replace(
             self,
@@ -89,12 +89,11 @@ class Spent:
         )
 
     def metrics(self, priced: bool) -> dict[str, float]:
-        """Totals since the start of the run; those that are not known are left out.
+        """Return totals since the start of the run, without those that are unknown.
 
-        spent/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost paid; time/llm_latency: seconds of the
-        paid ones, added up. What may have been charged besides, at most: spent/llm_unsettled_calls (attempts whose
-        reply was lost), and where there are any llm_unsettled_tokens and llm_unsettled_cost, of these and of replies
-        that did not tell.
+        Paid: spent/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the sum
+        of latencies in seconds. Possibly charged besides: spent/llm_unsettled_calls (attempts whose reply was lost) and
+        upper bounds, given if there are unsettled tokens: llm_unsettled_tokens, llm_unsettled_cost.
 
         Args:
             priced: whether the model's prices are known.
@@ -118,23 +117,22 @@ class Spent:
 
 
 class Budget:
-    """Refuses an attempt that could exceed the run's limits, counting those in flight at the most they may come to.
+    """Spending limits of a run. An attempt that could exceed them is refused, counting attempts in flight in full.
 
-    The most an attempt may come to is one call, its prompt, by estimate, and the longest reply (`llm.max_tokens`, and
-    `llm.thinking_budget` beside it). A model whose reply has no limit is counted by its prompt alone, so the last reply
-    may then exceed `tokens` and `usd`. Each attempt is counted, a second one for the same reply too: `reserve`, `sent`,
-    and then one of
+    The upper bound of an attempt is one call, the estimated prompt, and the longest reply (`llm.max_tokens` plus
+    `llm.thinking_budget`). For a model without a limit on replies only the prompt counts, and the last reply may exceed
+    `tokens` and `usd`. Every attempt is counted, retries too: `reserve`, `sent`, and then one of
 
     - `settle`: the reply came;
     - `release`: nothing was generated (the connection was refused, or the provider refused the request);
-    - `abandon`: nobody knows. All of it stays counted.
+    - `abandon`: unknown. The whole reservation stays counted.
 
     Args:
-        calls: replies paid for, and lost ones; None: no limit. The same holds for
-        tokens: of prompts and replies together, and
-        usd: US dollars.
-        unknown: whether to `count` what was set aside for attempts of unknown fate, and for replies that did not tell
-            their tokens, or to `ignore` them: the limits then hold for replies that came, as far as they told.
+        calls: most replies, paid or lost; None: no limit.
+        tokens: most tokens of prompts and replies together; None: no limit.
+        usd: most US dollars; None: no limit.
+        unknown: whether to `count` the reservations of attempts of unknown fate and of replies without token counts,
+            or to `ignore` them, so that limits hold for reported usage only.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class Budget:
         unknown: Literal["count", "ignore"] = "count",
     ) -> None:
         self.calls, self.tokens, self.usd, self.unknown = calls, tokens, usd, unknown
-        self.spent = Spent()
+        self.spent = Usage()
         self._settled = threading.Condition()
         self._reserved: dict[str, Reservation] = {}
         self._sent: set[str] = set()
@@ -156,7 +154,7 @@ class Budget:
         return any(limit is not None for limit in (self.calls, self.tokens, self.usd))
 
     def check(self, provider: Provider) -> None:
-        """Raises ConfigError if the budget is in dollars and the model's prices are not known."""
+        """Raise ConfigError if the budget is in dollars and the model's prices are unknown."""
         if self.usd is not None and None in (provider.input_price, provider.output_price):
             raise ConfigError(
                 f"llm.budget.usd={self.usd:g} cannot be held: the prices of {provider.label} are unknown. Set "
@@ -166,15 +164,15 @@ class Budget:
     def reserve(
         self, request: ChatRequest, provider: Provider, wait: Callable[[float], None] | None = None
     ) -> Reservation:
-        """Set aside what one attempt at `request` may come to.
+        """Reserve the upper bound of one attempt at `request`.
 
         Args:
-            request, provider: what is to be asked, and whom.
-            wait: other threads have attempts in flight: see what they really take before giving up. Called with 0.0
-                every now and then; raises if there is no point in waiting any longer.
+            request, provider: the request and the model that it goes to.
+            wait: None: refuse at once. Else wait, while other attempts are in flight, for what they really take;
+                `wait(0.0)` is called regularly and raises to end the wait.
 
         Raises:
-            BudgetExhausted: it could exceed a limit.
+            BudgetExhausted: the attempt could exceed a limit.
         """
         prompt, reply = provider.count_tokens(request.messages), provider.longest_reply or 0
         reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
@@ -190,18 +188,30 @@ class Budget:
             wait(0.0)
 
     def sent(self, reservation: Reservation) -> None:
-        """The attempt is about to be sent: if this process ends now, it counts."""
+        """Mark an attempt as about to be sent: it counts even if this process ends now."""
         with self._settled:
             if reservation.id in self._reserved:
                 self._sent.add(reservation.id)
 
-    def account(self) -> Spent:
-        """What was spent if this process ends now: attempts in flight are lost."""
+    def account(self) -> Usage:
+        """Return the usage as it would stand if this process ended now: attempts in flight count as lost."""
         with self._settled:
             return self.spent.lost(each for each in self._reserved.values() if each.id in self._sent)
 
+    def reclaim(self, reservation: Reservation) -> None:
+        """Move an attempt counted as lost, by this process or an earlier one, back to those in flight."""
+        with self._settled:
+            self.spent = replace(
+                self.spent,
+                unsettled=max(self.spent.unsettled - 1, 0),
+                unsettled_tokens=max(self.spent.unsettled_tokens - reservation.tokens, 0),
+                unsettled_cost=max(self.spent.unsettled_cost - (reservation.cost or 0.0), 0.0),
+            )
+            self._reserved[reservation.id] = reservation
+            self._sent.add(reservation.id)
+
     def settle(self, reservation: Reservation, reply: ChatReply) -> bool:
-        """The reply came. False if the attempt had been given up: it stays counted as it was then."""
+        """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
         with self._settled:
             if self._taken_back(reservation):
                 self.spent = self.spent.plus(reply, reservation)
@@ -209,14 +219,14 @@ class Budget:
             return False
 
     def release(self, reservation: Reservation) -> None:
-        """Nothing was generated, for certain; does nothing for an attempt that is settled or given up."""
+        """Cancel the reservation of an attempt that certainly generated nothing, unless it is settled or abandoned."""
         with self._settled:
             self._taken_back(reservation)
 
     def abandon(self, reservation: Reservation | None = None) -> None:
-        """Count `reservation`, or all attempts that were sent and not settled, whole: nobody knows what became of them.
+        """Count `reservation`, or (None) all open ones, as lost with the whole amount; release those not sent yet.
 
-        Attempts that were not sent yet are released. What is said of them later changes nothing.
+        Later calls of `settle` and `release` for them change nothing.
         """
         with self._settled:
             for each in list(self._reserved.values()) if reservation is None else [reservation]:
@@ -225,18 +235,18 @@ class Budget:
                     self.spent = self.spent.lost([each])
 
     def failed(self, calls: int) -> None:
-        """So many calls ended without a reply, whatever their attempts came to."""
+        """Count calls that ended without a reply, whatever their attempts cost."""
         with self._settled:
             self.spent = replace(self.spent, failed=self.spent.failed + calls)
 
     def _taken_back(self, reservation: Reservation) -> bool:
-        """Remove a reservation; whether it was still there."""
+        """Remove a reservation; return whether it was still there."""
         self._sent.discard(reservation.id)
         self._settled.notify_all()
         return self._reserved.pop(reservation.id, None) is not None
 
     def _exceeded(self, planned: list[Reservation]) -> tuple[str, str] | None:
-        """Which limit `planned` attempts could exceed, and what a run can do about it, in words; None if none."""
+        """Return two sentences: which limit `planned` attempts could exceed, and the remedy; None if no limit."""
         spent, lost = self.spent, self.unknown == "count"
         limits: list[tuple[str, float | None, float, float, float, str]] = [
             ("calls", self.calls, spent.calls, spent.unsettled, len(planned), ","),
@@ -245,7 +255,7 @@ class Budget:
         ]
         for name, limit, known, unknown, more, form in limits:
             counted = known + unknown * lost
-            # A thousandth of a cent is no overspending: sums of many small prices round.
+            # The tolerance of a thousandth of a cent covers rounding in sums of many small prices.
             if limit is not None and counted + more > limit + 1e-5 * (name == "usd"):
                 maybe = f" and at most {unknown:{form}} for replies that were lost" if unknown and lost else ""
                 return (

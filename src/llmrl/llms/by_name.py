@@ -1,4 +1,4 @@
-"""A chat model by the name of its option in conf/llm, for programs of one's own: without Hydra and without a run."""
+"""Chat models by the name of their option in conf/llm, for user programs without Hydra and without a run."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.trust import NOBODY
 from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.ledger import Ledger
 from llmrl.llms.provider import Provider
 
 
 def chat_model(
     option: str, *, seed: int = 0, cache: Path | None = None, ledger: Path | None = None, **settings: Any
 ) -> ChatClient:
-    """The model of `llm=<option>`, with retries and limits as by default.
+    """Return a client of the model of `llm=<option>`, with default retries and limits.
 
     Args:
         option: file in conf/llm, e.g. `gpt4o`, `ollama`, `scripted`.
-        seed: of models with a random stream of their own.
+        seed: seed of local random streams, and of the sample of cached replies.
         cache: folder of kept replies; None: none are kept.
-        ledger: file to which every call is appended; None: nowhere.
-        settings: in place of the option's own, e.g. `temperature=0.0`.
+        ledger: file to which every call is appended; None: no file.
+        settings: settings that replace the option's own, e.g. `temperature=0.0`.
 
     Raises:
-        ConfigError: no such option, it is no chat model, or it has no such setting, or needs one that is not given.
-        LLMError: it could never answer (missing key or package, server down).
+        ConfigError: no such option, it is no chat model, it has no such setting, or a required setting is missing.
+        LLMError: the model could never answer (missing key or package, server down).
     """
     known = option_files.names("llm")
     if option not in known:
@@ -43,9 +43,9 @@ def chat_model(
     if not (inspect.isclass(kind) and issubclass(kind, Provider)):
         raise ConfigError(f"llm={option} scores texts and does not chat")
     takes = inspect.signature(kind).parameters
-    # How a model is asked (cache, limits, ...) is this function's business.
+    # Settings of the client (cache, limits, ...) are arguments of this function or defaults.
     node = {key: value for key, value in node.items() if key in takes or key in settings}
-    # Services that only a run has.
+    # Services that a run would provide.
     offered = {"seeds": Seeds(seed).child("llm"), "device": "cpu"}
     if unknown := [key for key in node if key not in takes]:
         has = ", ".join(key for key in takes if key not in offered)
@@ -56,7 +56,7 @@ def chat_model(
     client = ChatClient(
         kind(**node),
         Cache(cache.expanduser(), "readwrite") if cache is not None else None,
-        Ledger(ledger.expanduser()) if ledger is not None else None,
+        CallLog(ledger.expanduser()) if ledger is not None else None,
         stream=seed,
     )
     client.check()

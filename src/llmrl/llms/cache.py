@@ -1,7 +1,7 @@
-"""Replies kept in a folder, one readable file each, addressed by everything that can change the answer.
+"""Cache of replies in a folder, one readable file each, addressed by everything that can change the answer.
 
-Any number of processes may share the folder, on one machine or through a shared file system, without locks: a file
-appears whole under its final name or not at all, and the first of several replies to one question stays.
+Any number of processes may share the folder without locks, on one machine or through a shared file system. A file
+appears complete under its final name or not at all, and the first of several replies to one request stays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl.core.disk import remove, why
+from llmrl.core.atomic_files import remove, why
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.core.fields import record_of
+from llmrl.core.plain_data import parse_record
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
 from llmrl.core.secrets import known, redact, redact_all
 from llmrl.llms.images import named
@@ -31,20 +31,24 @@ _KEPT = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
 
 
 class Cache:
-    """The folder and what may be done with it.
+    """Folder of kept replies, with the mode in which it is used.
 
     Args:
-        folder: made when the first reply is kept; entries are `<first two digits>/<address>.json` in it.
-        mode: `off`; `read`: replies that are there are used; `readwrite`: and new ones are kept; `only`: a request
-            without a kept reply is an error, so nothing is ever paid.
+        folder: folder of entries `<first two digits>/<address>.json`; created when the first reply is kept.
+        mode: `off`: unused; `read`: kept replies are used; `readwrite`: new ones are kept, too; `only`: a request
+            without a kept reply is an error, so that nothing is paid.
     """
 
     def __init__(self, folder: Path, mode: Mode = "readwrite") -> None:
         self.folder, self.mode = folder, mode
-        self._damaged: set[Path] = set()  # of which it has been told
+        self._damaged: set[Path] = set()  # each is warned about once
 
     def get(self, key: str) -> ChatReply | None:
-        """The kept reply, with `attempts` 0; None if there is none. A damaged file counts as none, with a warning."""
+        """Return the kept reply with `attempts` 0; None, with a warning for a damaged file, if there is none.
+
+        Raises:
+            RunFolderError: the file cannot be read.
+        """
         if self.mode == "off":
             return None
         path = self._path(key)
@@ -61,7 +65,7 @@ class Cache:
             raise _unusable("read", path, error) from error
 
     def put(self, key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> ChatReply:
-        """Keep `reply`. Returns the one that is kept: another process may have been first.
+        """Keep `reply` in mode `readwrite` and return it, with the texts of the kept reply if another came first.
 
         Raises:
             RunFolderError: the folder cannot be written.
@@ -76,7 +80,7 @@ class Cache:
             raise _unusable("write", path, error) from error
 
     def missing(self, request: ChatRequest) -> LLMError:
-        """The error for a request that mode `only` cannot answer."""
+        """Return the error for a request that mode `only` cannot answer."""
         return LLMError(
             f"llm.cache=only, and {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
             f"{request.prompt or 'not named'}): model, prompt, seed or sampling parameters differ from what was asked "
@@ -108,7 +112,7 @@ class Cache:
 
 
 def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
-    """Texts are lists of their lines, so that a person can read them. Secrets are redacted."""
+    """Return an entry as JSON-compatible values: texts as lists of lines, for readability, and secrets redacted."""
     secrets = known()
     asked = redact_all({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
     messages = redact_all(named(request.messages), secrets)
@@ -140,7 +144,7 @@ def _unusable(verb: str, path: Path, error: OSError) -> RunFolderError:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What an entry holds of a reply, see `ChatReply`; texts by lines."""
+    """Fields of `ChatReply` in an entry, texts as lists of lines."""
 
     text: list[str]
     thoughts: list[str]
@@ -155,14 +159,14 @@ class _Kept:
 
 
 def _reply(entry: Any) -> ChatReply:
-    """The reply of an entry.
+    """Return the reply of an entry.
 
     Raises:
-        ValueError: it is none, or one with numbers that none can have.
+        ValueError: the entry holds no reply, or one with impossible numbers.
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
         raise ValueError("it holds no reply")
-    kept = record_of(_Kept, entry["reply"])
+    kept = parse_record(_Kept, entry["reply"])
     facts = {name: getattr(kept, name) for name in _KEPT} | {"thoughts": "\n".join(kept.thoughts)}
     reply = ChatReply("\n".join(kept.text), attempts=0, **facts)
     if wrong := impossible(reply):

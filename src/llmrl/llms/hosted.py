@@ -15,7 +15,7 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.secrets import fault, protect, redact, variable_fault
 from llmrl.llms.provider import Provider
-from llmrl.llms.sampling import Sampling
+from llmrl.llms.sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class HostedProvider(Provider):
         model: str,
         api_key_env: str | None,
         structured: bool,
-        sampling: Sampling,
+        sampling: SamplingSettings,
         timeout: float,
         feed_thoughts: bool,
         **facts: Any,

@@ -1,7 +1,6 @@
-"""Pictures in messages: how they are made, sent, counted, named and kept.
+"""Images in messages: encoding, sending, token counts, names and files.
 
-A message may have `images` beside its `content`: data URLs of PNG files, in the order in which they are shown, after
-the text.
+A message may have `images` beside its `content`: data URLs of PNG files, shown in this order after the text.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.disk import why
+from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
-from llmrl.core.pictures import enlarge
+from llmrl.core.frames import enlarge
 
 IMAGES = "images"
-"""Key of a message that holds its pictures."""
+"""Key of a message's images."""
 FOLDER = "llm_images"
-"""Folder of a run in which the pictures that were asked about are kept, each once."""
+"""Folder of a run with the images of its requests, each once."""
 
 _BEGINNING = "data:image/png;base64,"
 _TILE, _TILE_TOKENS, _PICTURE_TOKENS = 512, 170, 85
@@ -39,12 +38,12 @@ def picture(frame: np.ndarray, side: int) -> str:
     """Return a frame as a PNG in a data URL.
 
     Args:
-        frame: [height, width, 3] uint8.
-        side: most pixels of its longer side. Smaller frames are enlarged by a whole factor, so that cells stay sharp;
-            larger ones are shrunk, each pixel the mean of those it stands for.
+        frame: frame [height, width, 3] uint8.
+        side: most pixels of the longer side. Smaller frames are enlarged by an integer factor, so that cells stay
+            sharp; larger ones are shrunk by averaging pixels.
 
     Raises:
-        ConfigError: it is no such frame.
+        ConfigError: `frame` is no such array.
     """
     from PIL import Image
 
@@ -60,7 +59,7 @@ def picture(frame: np.ndarray, side: int) -> str:
 
 
 def size(url: str) -> tuple[int, int]:
-    """Return width and height of a picture, in pixels."""
+    """Return width and height of an image, in pixels."""
     # Signature, length and name of the first block take 16 bytes; 24 are 32 characters.
     head = base64.b64decode(url[len(_BEGINNING) : len(_BEGINNING) + 32])
     width, height = struct.unpack(">II", head[16:24])
@@ -68,7 +67,7 @@ def size(url: str) -> tuple[int, int]:
 
 
 def image_tokens(width: int, height: int) -> int:
-    """Return about how many tokens a picture counts for: the most by the rules that three providers publish.
+    """Estimate the tokens of an image: the maximum over the rules that three providers publish.
 
     OpenAI: 85, and 170 for each tile of 512 x 512 pixels; Anthropic: one for each 750 pixels; Google: 258 at least.
     """
@@ -77,15 +76,15 @@ def image_tokens(width: int, height: int) -> int:
 
 
 def tokens_of(message: Mapping[str, Any]) -> int:
-    """Return about how many tokens the pictures of a message count for."""
+    """Estimate the tokens of a message's images."""
     return sum(image_tokens(*size(url)) for url in message.get(IMAGES, ()))
 
 
 def in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in the form of OpenAI's API, which litellm translates for others: its text, then its pictures.
+    """Return a message in the format of OpenAI's API, which litellm translates for others: text, then images.
 
     Args:
-        message: its content is a text or a list of such parts.
+        message: message whose content is a text or a list of parts in that format.
     """
     sent = {name: x for name, x in message.items() if name != IMAGES}
     if not message.get(IMAGES):
@@ -97,18 +96,18 @@ def in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in which pictures are called by what they show, whatever file holds them."""
+    """Return messages in which images are replaced by hashes of their pixels, independent of the PNG encoding."""
     return [
         {**each, IMAGES: [_name(url) for url in each[IMAGES]]} if IMAGES in each else dict(each) for each in messages
     ]
 
 
 def kept(messages: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Return messages in which pictures are called by their files, which are written where they are not there yet.
+    """Return messages in which images are replaced by the names of their files; write missing files.
 
     Args:
-        messages: as they are asked.
-        folder: of a run; files are named from there, such as `llm_images/<hash>.png`.
+        messages: messages of a request.
+        folder: run folder, to which names such as `llm_images/<hash>.png` are relative.
 
     Raises:
         RunFolderError: a file cannot be written.
@@ -119,7 +118,7 @@ def kept(messages: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, 
             continue
         try:
             path.parent.mkdir(exist_ok=True)
-            # Threads may write the same picture at the same time.
+            # Threads may write the same image at the same time.
             partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
             partial.write_bytes(_bytes(url))
             partial.replace(path)
@@ -133,7 +132,7 @@ def kept(messages: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, 
 
 @functools.lru_cache(maxsize=1024)
 def _name(url: str) -> str:
-    """A hash of the pixels: libraries of other versions write other files of them."""
+    """Return a hash of the pixels, since versions of libraries encode the same pixels differently."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(_bytes(url))).convert("RGB")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.llms.sampling import Sampling
+from llmrl.llms.sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def provider_of(litellm: Any, model: str) -> str:
         ) from None
 
 
-def fitted(litellm: Any, model: str, sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
+def fitted(litellm: Any, model: str, sampling: SamplingSettings, max_tokens: int | None) -> dict[str, Any]:
     """The arguments of `litellm.completion` that say what `sampling` does, but for the seed.
 
     A model that reasons and takes no budget in tokens has room for `thinking_budget` in its limit, and no more.

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's chat-completions protocol: vLLM, Ollama, llama.cpp, `transformers serve`, ..."""
+"""Client of servers with OpenAI's chat-completions protocol: vLLM, Ollama, llama.cpp, `transformers serve`, ..."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, check_address, refuses, reply_of
 from llmrl.llms.images import in_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
-from llmrl.llms.sampling import Effort, Sampling
+from llmrl.llms.sampling import Effort, SamplingSettings
 
 logger = logging.getLogger(__name__)
 
 LARGEST_ANSWER = 8 << 20
-"""Bytes of an answer after which it is given up; the longest replies of today's models are a tenth of that."""
+"""Most bytes of an HTTP response; the longest replies of today's models are a tenth of that."""
 _UNSENT = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -30,23 +30,23 @@ _UNSENT = (
     httpx.UnsupportedProtocol,
     httpx.LocalProtocolError,
 )
-"""Failures before a byte of the request was on its way."""
+"""Failures before a byte of the request was sent."""
 
 
 class OpenAICompatibleChat(HostedProvider):
-    """Chat over HTTP with the server at `base_url`. No streaming, no client library.
+    """Chat model over HTTP at the server `base_url`, without streaming and without a client library.
 
     Args:
         base_url: address of the API including its version, e.g. `http://localhost:8000/v1`.
         model: name the server knows the model by.
         api_key_header: header that carries the key, e.g. `api-key`; None: `Authorization`, as `Bearer <key>`.
-        api_key_query: parameter of the address that carries the key instead; it is added to each request, and is part
-            of no address that is written down.
+        api_key_query: query parameter that carries the key instead; addresses in logs and files do not hold it.
 
-    The others are those of `HostedProvider`.
+    The other arguments are those of `HostedProvider`.
 
     Raises:
-        ConfigError: base_url is no http(s) address, or holds a user name, password or key; or as `HostedProvider`.
+        ConfigError: base_url is no http(s) address, or holds a user name, password or key; header and query are both
+            given, or either without a key; or as `HostedProvider`.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class OpenAICompatibleChat(HostedProvider):
         api_key_header: str | None = None,
         api_key_query: str | None = None,
     ) -> None:
-        sampling = Sampling(temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body)
+        sampling = SamplingSettings(
+            temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body
+        )
         super().__init__(
             model,
             api_key_env,
@@ -101,7 +103,7 @@ class OpenAICompatibleChat(HostedProvider):
         self.api_key_header, self.api_key_query = api_key_header, api_key_query
         self.base_url = base_url.rstrip("/")
         self.label = f"{model} at {self.base_url}"
-        # How many connections there are follows from the requests the client lets through at once.
+        # The client's limit on concurrent requests limits the connections.
         self._client = httpx.Client(timeout=timeout, limits=httpx.Limits(max_connections=None))
 
     @property
@@ -110,11 +112,11 @@ class OpenAICompatibleChat(HostedProvider):
 
     @property
     def sees(self) -> bool:
-        """True: only the server knows, and refuses what its model does not take."""
+        """True: only the server knows, and it refuses images that its model does not accept."""
         return True
 
     def check(self) -> None:
-        """Raises LLMError if a key is needed and not set, or if the server does not answer or refuses us."""
+        """Raise LLMError if a required key is not set, or if the server does not answer or refuses the key."""
         super().check()
         url = f"{self.base_url}/models"
         try:
@@ -133,7 +135,7 @@ class OpenAICompatibleChat(HostedProvider):
         self._look_for_model(response)
 
     def _look_for_model(self, response: httpx.Response) -> None:
-        """Warn, no more, if the server lists its models and ours is not among them: some load any model on demand."""
+        """Warn if the server lists its models without ours; no error, since some servers load models on demand."""
         try:
             names = [str(entry["id"]) for entry in response.json()["data"]]
         except (ValueError, KeyError, TypeError):
@@ -154,7 +156,7 @@ class OpenAICompatibleChat(HostedProvider):
             "seed": sampling.seed_of(request.repeat),
             "stop": None if sampling.stop is None else list(sampling.stop),
             "reasoning_effort": sampling.reasoning_effort,
-            # OpenAI's protocol has no field for a budget of thoughts: servers count both in one limit.
+            # OpenAI's protocol has no thinking budget: servers count thoughts and answer in one limit.
             "max_tokens": self.longest_reply,
             "response_format": self._response_format(request),
         }
@@ -179,9 +181,9 @@ class OpenAICompatibleChat(HostedProvider):
         return self._reply(text, url)
 
     def _post(self, url: str, body: dict[str, Any]) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and content of the answer, which may take `timeout` in all and `LARGEST_ANSWER` bytes."""
+        """Return status, headers and content of the response, limited to `timeout` s and `LARGEST_ANSWER` bytes."""
         deadline = time.monotonic() + self.timeout
-        # Pieces and not one growing buffer: after one of many MiB the C library returns no freed memory of that size.
+        # Not one growing buffer: after a buffer of many MiB the C library keeps freed memory of that size.
         pieces: list[bytes] = []
         size = 0
         headers, params = self._headers(), self._parameters()
@@ -206,12 +208,12 @@ class OpenAICompatibleChat(HostedProvider):
         raise LLMError(message, refused=refuses(status))
 
     def _reply(self, text: str, url: str) -> ChatReply:
-        """A damaged answer is an outage like any other: it is asked for again."""
+        """Parse a response; raise TransientError if it is damaged, so that the request is sent again."""
         try:
             answer = json.loads(text)
             choice = answer["choices"][0]
             usage = answer.get("usage")
-            # A refusal or an empty reply has no content; whoever asked decides what that means.
+            # A refusal or an empty reply has no content; the caller decides what that means.
             finish = self._redact(choice.get("finish_reason") or "")
             return reply_of(choice["message"], usage if isinstance(usage, dict) else {}, finish)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Prompts are files, `prompts/<name>.j2` beside the code that asks, which a user's own folder may replace."""
+"""Prompts as Jinja files, `prompts/<name>.j2` beside the code that uses them, which a user's folder may replace."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt, the `name` of its file and a `hash` of what the file, and those it is made of, say."""
+    """Rendered prompt, with the `name` of its file and a `hash` of this file and of all files it includes."""
 
     text: str
     name: str = ""
     hash: str = ""
 
 
-class Prompts:
-    """The prompts of one family.
+class PromptFamily:
+    """Prompts of one family.
 
-    Templates run sandboxed: they can neither change what they are given nor reach Python's internals.
-    A variable the template names and the caller does not give is an error, not an empty string.
+    Templates are sandboxed: they can neither modify their variables nor reach Python's internals. A variable that the
+    template uses and the caller does not give is an error, not an empty string.
 
     Args:
-        family: e.g. `principal`; prompts are recorded as `<family>/<name>`.
-        folder: where they are.
-        own: a user's folder; `<own>/<family>/<name>.j2` comes before ours, or adds to them. None: there is none.
+        family: name of the family, e.g. `principal`; prompts are recorded as `<family>/<name>`.
+        folder: folder of the package's prompts.
+        own: a user's folder, whose `<own>/<family>/<name>.j2` replace or extend the package's; None: there is none.
 
     Raises:
         ConfigError: `own` is no folder.
@@ -46,19 +46,20 @@ class Prompts:
         if own is not None and not own.is_dir():
             raise ConfigError(f"prompts={own} is no folder; put your own prompts into {own}/{family}/<name>.j2")
         self.own = None if own is None else own / family
-        # By what a file says: to parse it takes longer than to render it, and each prompt asks again.
+        # Templates named by each source text: parsing takes longer than rendering and is needed for every prompt.
         self._named: dict[str, list[str]] = {}
 
     @property
     def names(self) -> list[str]:
-        """What can be rendered; files that start with `_` are parts."""
+        """Sorted names of the prompts, without parts, whose files start with `_`."""
         return sorted(stem for stem in self._stems() if not stem.startswith("_"))
 
     def render(self, name: str, /, **variables: object) -> Prompt:
-        """The prompt `name` with its variables filled in.
+        """Render the prompt `name` with `variables`.
 
         Raises:
-            ConfigError: it does not exist, is no valid template, or uses a variable there is none of.
+            ConfigError: the prompt does not exist, is no valid template, uses an unknown variable, or does what the
+                sandbox forbids.
         """
         try:
             text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
@@ -78,7 +79,7 @@ class Prompts:
             raise ConfigError(f"the prompt {self.family}/{name} ({file}): {error}") from error
 
     def hash(self, name: str) -> str:
-        """12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
+        """Return 12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
         digest = hashlib.sha256()
         for part, source in sorted(self._sources(f"{name}.j2").items()):
             digest.update(f"{part}\0{source}\0".encode())
@@ -94,7 +95,7 @@ class Prompts:
         return found
 
     def _part(self, file: str) -> tuple[str, list[str]]:
-        """What a file says, and the files it extends or includes."""
+        """Return the source of a file and the names of the files it extends or includes."""
         assert self._environment.loader is not None
         source, _, _ = self._environment.loader.get_source(self._environment, file)
         if source not in self._named:
@@ -103,7 +104,7 @@ class Prompts:
         return source, self._named[source]
 
     def _missing(self, file: str, missing: str) -> str:
-        """What to say of a template that is not there: whose it is, and what there is."""
+        """Return the error message for a missing template: which prompt needs it, and which files exist."""
         stems = self._stems()
         if missing == file:
             return f"the prompt {self.family}/{missing} does not exist; there are {', '.join(self.names)}"
@@ -113,7 +114,7 @@ class Prompts:
             seen.add(part)
             try:
                 named = self._part(part)[1]
-            except jinja2.TemplateError:  # another file that is not there
+            except jinja2.TemplateError:  # another missing file
                 continue
             if missing in named:
                 file = part
@@ -146,7 +147,7 @@ class Prompts:
 
 
 def folder_digest(own: Path) -> str:
-    """12 hexadecimal digits that change with any prompt in a user's folder."""
+    """Return 12 hexadecimal digits that change with any prompt in a user's folder."""
     digest = hashlib.sha256()
     for path in sorted(own.rglob("*.j2")):
         digest.update(f"{path.relative_to(own).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -154,7 +155,7 @@ def folder_digest(own: Path) -> str:
 
 
 def format_number(value: float) -> str:
-    """Four significant digits or one decimal, without trailing zeros: what a reader, human or model, can use.
+    """Format a number for a prompt: four significant digits, or one decimal if 1e4 <= |value| < 1e9.
 
     >>> [format_number(x) for x in (0.5, -0.0, 47.3649, 12345.67)]
     ['0.5', '0', '47.36', '12345.7']

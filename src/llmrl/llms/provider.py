@@ -1,53 +1,56 @@
-"""The one thing every kind of chat model must do: make one attempt at some requests."""
+"""Interface of all kinds of chat models: one attempt at some requests."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms import pricing
 from llmrl.llms.images import tokens_of
 
 MESSAGE_TOKENS = 4
-"""Tokens that a chat format adds around each message, about."""
+"""Approximate tokens that a chat format adds around each message."""
 
 _TOKENS = re.compile(r"[A-Za-z]{1,6}|[0-9]{1,3}|\s{2,}|[^\S ]|[^A-Za-z0-9\s]")
 _FOREIGN = re.compile(r"[^\x00-\x7f\s]")
 
 
 class Provider(ABC):
-    """A model and what is known about it. Retries, limits, budget, cache and log are the client's business.
+    """Chat model with its limits and prices. Retries, rate limits, budget, cache and log are the client's business.
 
     Attributes:
-        label: what readers of results should see, e.g. `gpt-4o (litellm)`.
+        label: name of the model in results, e.g. `gpt-4o (litellm)`.
         parallel: true: requests are sent one by one, from several threads at once (a server);
             false: whole batches, from one thread (a model in this process).
-        remote: whether requests leave this process: then one whose reply is lost may be answered, and charged, all
-            the same, and is written down before it is sent.
-        context_window: most tokens of messages and reply together; None is unknown.
-        max_tokens: longest answer, in tokens; None leaves it to the provider.
-        thinking_budget: tokens for the thought before it, beside these; None: thoughts count as part of the answer.
-        feed_thoughts: whether who shows a reply back to the model shows its thoughts, too.
+        remote: whether requests leave this process. A request whose reply is lost may then still be charged, so each
+            is logged before it is sent.
+        context_window: most tokens of messages and reply together; None: unknown.
+        max_tokens: longest answer, in tokens; None: the provider's default.
+        thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
+        feed_thoughts: whether a reply shown back to the model includes its thoughts.
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
-            prompts the provider found in its own cache or put there (None: charged like others), and of replies. None
-            is unknown, and makes costs unknown, never zero.
+            prompts the provider found in its own cache or put there (None: charged like others), and of replies. An
+            unknown price (None) makes costs unknown, never zero.
+        price_share: fraction of these prices that is charged.
     """
 
     label: str
+    price_share = 1.0
     parallel = True
     remote = True
     feed_thoughts = False
 
     @property
     def sees(self) -> bool:
-        """Whether messages may hold pictures."""
+        """Whether messages may hold images."""
         return False
 
     @property
     def account(self) -> str | None:
-        """What a provider's limits are for: who asks with one key for one model shares them. None: there are none."""
+        """Name under which rate limits are shared, of one key and one model; None: this provider shares none."""
         return None
 
     def __init__(
@@ -67,36 +70,42 @@ class Provider(ABC):
 
     @property
     def longest_reply(self) -> int | None:
-        """Most tokens of a reply, thought and answer together; None: no limit."""
+        """Most tokens of a reply, thoughts and answer together; None: no limit."""
         return None if self.max_tokens is None else self.max_tokens + (self.thinking_budget or 0)
 
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Everything about the model that can change an answer, as JSON-compatible values: no key, no price."""
+        """Everything about the model that can change an answer, as JSON-compatible values without keys or prices."""
 
     def check(self) -> None:  # noqa: B027  (a model that is always there has nothing to check)
-        """Raise LLMError if it could never answer (missing key or package, server down). Costs nothing."""
+        """Raise LLMError if the model could never answer (missing key or package, server down). Costs nothing."""
 
     @abstractmethod
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """One attempt; a single request where `parallel`. The client fills in cost, latency and attempts.
+        """Make one attempt and return the replies in order; `parallel` providers get one request at a time.
+
+        The client fills in cost, latency and attempts.
 
         Raises:
             TransientError: a failure worth another attempt.
-            LLMError: any other failure. Its text goes to logs and files and must hold no key. With `refused` nothing
-                was generated, for certain; without, the attempt counts against the budget as if something had been.
+            LLMError: any other failure. Its text goes to logs and files and must hold no key. `refused` means that
+                certainly nothing was generated; else the attempt counts against the budget.
         """
 
+    def beside(self, name: str, make: Callable[[], Provider]) -> Provider:
+        """Return the further model that a run calls `name`: `make()`, unless a subclass answers for it, too."""
+        return make()
+
     def close(self) -> None:  # noqa: B027  (most hold nothing)
-        """Let go of connections and memory."""
+        """Release connections and memory."""
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Prompt tokens of `messages`: an estimate here, exact where the tokenizer is at hand."""
+        """Return the prompt tokens of `messages`: an estimate, exact in subclasses that have the tokenizer."""
         return sum(estimate_tokens(each["content"]) + MESSAGE_TOKENS + tokens_of(each) for each in messages)
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
-        """Whether `messages` and the longest reply fit into the context window; true where it is unknown."""
+        """Return whether `messages` and the longest reply fit into the context window; true if it is unknown."""
         if self.context_window is None:
             return True
         return self.count_tokens(messages) + (self.longest_reply or 0) <= self.context_window
@@ -108,42 +117,19 @@ class Provider(ABC):
         cached_tokens: int | None = None,
         cache_write_tokens: int | None = None,
     ) -> float | None:
-        """US dollars, or None where a price or a count is unknown. A price of 0 needs no count.
-
-        Where nobody tells how much of a prompt the provider put into its cache, and that costs more than reading it,
-        all that did not come from there counts as put there.
-        """
-        cached = min(cached_tokens or 0, prompt_tokens or 0) if self.cached_input_price is not None else 0
-        fresh = (prompt_tokens or 0) - cached
-        kept = 0
-        if self.cache_write_price is not None:
-            dearer = self.cache_write_price > (self.input_price or 0.0)
-            kept = fresh * dearer if cache_write_tokens is None else min(cache_write_tokens, fresh)
-        charged = None if prompt_tokens is None else fresh - kept
-        parts = [
-            _charge(charged, self.input_price),
-            _charge(cached, self.cached_input_price or 0.0),
-            _charge(kept, self.cache_write_price or 0.0),
-            _charge(completion_tokens, self.output_price),
-        ]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        """Return the cost in US dollars, or None if a price or a count is unknown (`pricing.cost`)."""
+        return pricing.cost(self, prompt_tokens, completion_tokens, cached_tokens, cache_write_tokens)
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has, without the model's tokenizer: rather too many than too few.
+    """Estimate the tokens of a text without the model's tokenizer, rather too many than too few.
 
-    Words count one token for each six letters begun, digits one for each three, other signs one each; a single space
-    belongs to what follows it, and longer blanks are one token. For byte-pair tokenizers with a vocabulary of 30 to
-    200 thousand this lies within about a fifth for English prose and tables of numbers.
+    Words count one token per six letters or part of them, digits one per three, other characters one each. A single
+    space counts nothing, and longer whitespace one token. For byte-pair tokenizers with a vocabulary of 30 to 200
+    thousand the estimate is within about 20 % for English prose and tables of numbers.
 
     >>> estimate_tokens("Generation 12: tax=0.25")
     9
     """
-    # Signs outside ASCII (accents, Chinese, emoji) are often more than one token.
+    # Characters outside ASCII (accents, Chinese, emoji) are often more than one token.
     return len(_TOKENS.findall(text)) + (0 if text.isascii() else len(_FOREIGN.findall(text)))
-
-
-def _charge(tokens: int | None, price: float | None) -> float | None:
-    if price == 0.0:
-        return 0.0
-    return None if tokens is None or price is None else tokens * price / 1e6

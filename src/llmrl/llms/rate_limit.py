@@ -1,4 +1,4 @@
-"""How fast a provider may be asked: requests in flight, requests and tokens per minute."""
+"""Rate limits of a provider: requests in flight, requests and tokens per minute."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WINDOW = 60.0
 
 
 class RateLimit:
-    """Lets a call start only when the provider's limits allow it. One process's calls are counted, all its threads'.
+    """Rate limiter that delays requests until the provider's limits allow them, over all threads of this process.
 
-    The minute is a sliding one: in no 60 seconds do more requests start, or more tokens flow, than allowed. Tokens of
-    a request are an estimate until its reply tells them.
+    Limits hold in every window of 60 seconds. The tokens of a request are an estimate until its reply reports them.
 
     Args:
-        concurrency: requests in flight at once.
+        concurrency: most requests in flight at once.
         requests_per_minute, tokens_per_minute: the provider's limits, prompt and reply tokens together; None: no limit.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -43,8 +43,7 @@ class RateLimit:
         self._held_until = 0.0
 
     def shared(self, account: str | None) -> RateLimit:
-        """Return the limit that all of this process share who use one account with these numbers; `account` None: they
-        use none, and this is a limit of its own."""
+        """Return the limiter of this process for `account` and these limits; this one itself if `account` is None."""
         if account is None:
             return self
         key = (account, self.concurrency, self.requests_per_minute, self.tokens_per_minute)
@@ -53,14 +52,14 @@ class RateLimit:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Be one of the `concurrency` requests in flight."""
+        """Occupy one of the `concurrency` slots for the duration of a `with` block, after waiting for it."""
         with self._slots:
             yield
 
     def start(self, tokens: int, wait: Callable[[float], None] = time.sleep) -> Callable[[int], None]:
-        """Wait until a request of about `tokens` may start; call what is returned with the tokens it really took.
+        """Wait until a request of about `tokens` may start; return a function to call with the real number of tokens.
 
-        A request larger than the whole minute's tokens starts once nothing else is counted.
+        A request with more tokens than a minute allows starts once no other request is counted.
         """
         entry = _Entry(tokens)
         while True:
@@ -74,12 +73,12 @@ class RateLimit:
             wait(delay)
 
     def hold(self, seconds: float) -> None:
-        """Start nothing for a while: the server asked one of our requests to wait, and means us all."""
+        """Start no request for `seconds`, after the server asked one to wait."""
         with self._lock:
             self._held_until = max(self._held_until, self._clock() + seconds)
 
     def _delay(self, tokens: int) -> float:
-        """Seconds until a request of `tokens` may start, or until it is worth asking again."""
+        """Return the seconds until a request of `tokens` may start or should ask again; 0 if it may start now."""
         now = self._clock()
         while self._started and self._started[0].time <= now - WINDOW:
             entry = self._started.popleft()
@@ -102,11 +101,11 @@ class RateLimit:
 
 _sharing = threading.Lock()
 _shared: WeakValueDictionary[tuple[str, int, int | None, int | None], RateLimit] = WeakValueDictionary()
-"""By account and numbers, as long as somebody uses it."""
+"""Limiters in use by account and limits."""
 
 
 class _Entry:
-    """A request that was started: when, its tokens, and whether the last minute still counts them."""
+    """Started request: its time, its tokens, and whether the sliding window still counts them."""
 
     def __init__(self, tokens: int) -> None:
         self.time, self.tokens, self.counted = 0.0, tokens, True

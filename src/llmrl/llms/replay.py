@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt
-from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms.ledger import FILE_NAME, read_calls
+from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
@@ -47,17 +48,28 @@ class ReplayChat(Provider):
         self.path = _find(Path(calls).expanduser(), seeds.seed)
         self._seed = seeds.seed
         self._replies: dict[str, ChatReply] = {}
-        recorded: dict[str, Any] = {}
+        self._recorded: dict[str, dict[str, Any]] = {}  # a call of each model, by the name that the run had for it
         for call in read_calls(self.path):
             if isinstance(call.get("reply"), str) and isinstance(call.get("hash"), str):
-                recorded = recorded or call
+                self._recorded.setdefault(str(call.get("named", CHOSEN)), call)
                 numbers: dict[str, Any] = {name: call[name] for name in _REPLY if call.get(name) is not None}
                 self._replies[call["hash"]] = ChatReply(call["reply"], attempts=0, **numbers)
-        if not recorded:
+        if not self._recorded:
             raise ConfigError(f"llm.calls={calls}: {self.path} holds no reply")
-        self.label = f"replay of {recorded['model']}"
-        self._identity, self._stream = recorded["identity"], recorded["stream"]
-        super().__init__(**_facts(self.path.with_name("config.yaml")))
+        self._is(CHOSEN)
+
+    def _is(self, name: str) -> None:
+        """Be one of the recorded models; one that was asked nothing has no reply to give, and any identity will do."""
+        call = self._recorded.get(name) or next(iter(self._recorded.values()))
+        self.label = f"replay of {call['model'] if name in self._recorded else name}"
+        self._identity, self._stream = call["identity"], call["stream"]
+        super().__init__(**_facts(self.path.with_name("config.yaml"), name))
+
+    def beside(self, name: str, make: Callable[[], Provider]) -> Provider:
+        """What the model of this name said in the recorded run, so that no other has to be reached."""
+        other = copy.copy(self)
+        other._is(name)
+        return other
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -78,9 +90,9 @@ class ReplayChat(Provider):
             )
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        return [self._recorded(request) for request in requests]
+        return [self._reply_to(request) for request in requests]
 
-    def _recorded(self, request: ChatRequest) -> ChatReply:
+    def _reply_to(self, request: ChatRequest) -> ChatReply:
         reply = self._replies.get(request_key(self._identity, request, self._stream))
         if reply is None:
             raise LLMError(
@@ -101,11 +113,12 @@ def _find(path: Path, seed: int) -> Path:
     )
 
 
-def _facts(config: Path) -> dict[str, Any]:
+def _facts(config: Path, name: str) -> dict[str, Any]:
     """What the recorded run knew about its model's context, which decides how much history prompts hold."""
     import yaml
 
     if not config.is_file():
         return {}
     llm = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("llm") or {}
+    llm = llm if name == CHOSEN else (llm.get("others") or {}).get(name) or {}
     return {name: llm.get(name) for name in ("context_window", "max_tokens", "thinking_budget")}

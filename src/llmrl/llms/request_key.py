@@ -1,4 +1,4 @@
-"""The address of a request: a hash over everything that can change its answer, and nothing else."""
+"""Address of a request: a hash of exactly what can change its answer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.records import ChatRequest, State
+from llmrl.core.records import CHOSEN, ChatRequest, State
 from llmrl.llms.images import named
 
 
 def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
-    """SHA-256, in hex, of model identity, messages, schema, repeat index, place and stream.
+    """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, place and stream.
 
-    Left out is what serves only readers (`purpose`, names of prompts) and what changes how, but not what, is asked
-    (time-outs, limits, prices).
+    Fields that serve only readers (`purpose`, names of prompts) and settings of the transport (time-outs, limits,
+    prices) are left out.
 
     Args:
-        identity: what the model is: its name, server and sampling parameters, as JSON-compatible values.
-        request: the question.
-        stream: whose sample of the model's answers this is: a run's seed, or None if all runs share one.
+        identity: name, server and sampling parameters of the model, as JSON-compatible values.
+        request: the request.
+        stream: the run's seed, which selects its sample of the model's answers; None: all runs share one sample.
     """
     content = {
         "model": dict(identity),
@@ -38,25 +38,26 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int |
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Repeats:
-    """Numbers the repetitions of a question within a run.
+class RepeatCounter:
+    """Counter of the repetitions of each request within a run.
 
-    A model asked the same twice gives two independent answers; with the cache in between it must still do so. The
-    counts are part of the run's state, so that a resumed run asks again for the very answers it has had.
+    Equal requests must get independent answers, also from the cache. The counts belong to the run's state, so that a
+    resumed run requests the same answers again.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def number(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
-        """`requests` with `repeat` raised by the times each was asked before; those that name their place stay."""
+        """Return `requests` with `repeat` raised by their earlier occurrences; those with a `place` stay unchanged."""
         numbered = []
         for request in requests:
             if request.place:
                 numbered.append(request)
                 continue
-            # 60 bits of the address tell questions apart and fit a checkpoint's integers.
-            question = int(request_key({}, request)[:15], 16)
+            # 60 bits of the address distinguish requests and fit a checkpoint's integers.
+            asked = {"model": request.model} if request.model != CHOSEN else {}
+            question = int(request_key(asked, request)[:15], 16)
             numbered.append(replace(request, repeat=request.repeat + self._counts[question]))
             self._counts[question] += 1
         return numbered

@@ -1,4 +1,4 @@
-"""Try again after passing failures: exponential backoff with jitter, honouring Retry-After."""
+"""Retries after transient failures: exponential backoff with jitter that honours Retry-After."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRIABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP status codes that say 'later', as opposed to 'never'."""
+"""HTTP status codes of transient failures."""
 
-# Jitter spreads processes that were refused at the same moment, so it must differ between them and takes no part in
-# results: the one random stream that is deliberately not seeded.
+# Jitter spreads processes that were refused at the same moment, so it must differ between them. It does not affect
+# results: it is the only random stream that is deliberately not seeded.
 _jitter = random.Random()
 
 
@@ -29,7 +29,7 @@ class TransientError(LLMError):
 
     Attributes:
         retry_after: seconds the server asked to wait, or None.
-        refused: as of any `LLMError`.
+        refused: whether certainly nothing was generated, as in `LLMError`.
     """
 
     def __init__(self, message: str, retry_after: float | None = None, *, refused: bool = False) -> None:
@@ -38,7 +38,7 @@ class TransientError(LLMError):
 
 
 def parse_retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """Seconds from a Retry-After header, which holds either seconds or an HTTP date; None if it says nothing usable."""
+    """Return the seconds, >= 0, in a Retry-After header of seconds or an HTTP date; None if it is unusable."""
     if not value:
         return None
     try:
@@ -56,15 +56,16 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
 
 
 class Retry:
-    """How often, and after what wait, a failed attempt is repeated.
+    """Policy of repeated attempts: their number, and the waits between them.
 
     Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(first_delay 2^n, longest_delay), and is at least what the
     server asked for.
 
     Args:
         retries: further attempts after the first.
-        first_delay, longest_delay: seconds.
-        longest_retry_after: seconds a server may ask to wait; a longer wish (a daily quota) is an error at once.
+        first_delay, longest_delay: bounds of the waits before jitter, in seconds.
+        longest_retry_after: longest wait, in seconds, that a server may ask for; a longer one (a daily quota) is an
+            error at once.
     """
 
     def __init__(
@@ -77,11 +78,15 @@ class Retry:
         self.retries, self.first_delay, self.longest_delay = retries, first_delay, longest_delay
         self.longest_retry_after = longest_retry_after
 
+    def delay(self, attempts: int) -> float:
+        """Draw the seconds to wait after `attempts` >= 1 failed attempts."""
+        return min(self.first_delay * 2.0 ** (attempts - 1), self.longest_delay) * _jitter.uniform(0.5, 1.0)
+
     def __call__(self, attempt: Callable[[], T], wait: Callable[[float], None]) -> tuple[T, int]:
-        """What `attempt()` returned, and how many attempts it took; in between `wait(seconds)` is called.
+        """Return the result of `attempt()` and the number of attempts; `wait(seconds)` is called between them.
 
         Raises:
-            LLMError: at once for every failure that is not a TransientError; after the last attempt.
+            LLMError: the last attempt failed, the server asks for too long a wait, or a failure is not transient.
         """
         for number in range(1, self.retries + 2):
             try:
@@ -93,8 +98,7 @@ class Retry:
                 asked = error.retry_after or 0.0
                 if asked > self.longest_retry_after:
                     raise LLMError(f"{error} (the server asks to wait {asked:.0f} s)") from None
-                delay = min(self.first_delay * 2 ** (number - 1), self.longest_delay) * _jitter.uniform(0.5, 1.0)
-                delay = max(delay, asked)
+                delay = max(self.delay(number), asked)
                 logger.warning("%s; attempt %d of %d in %.1f s", error, number + 1, self.retries + 1, delay)
                 wait(delay)
         raise AssertionError("unreachable: the loop returns or raises")

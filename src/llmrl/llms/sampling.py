@@ -1,4 +1,4 @@
-"""How a hosted model is to sample and think: what is sent beside the messages, checked before anything is asked."""
+"""Sampling and reasoning settings of a hosted model, checked before the first request."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ OWN_FIELDS = {
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "options", "extra_body"),
     *("response_format", "output_format", "output_config", "reasoning_effort", "reasoning", "thinking"),
 }
-"""Fields of requests that the client fills in itself: an `extra_body` would contradict them, or what they cost."""
+"""Fields of requests that the client sets itself, so that `extra_body` must not contain them."""
 CHARGED_FIELDS = {
     *("n", "best_of", "candidateCount", "service_tier", "tools", "tool_choice", "functions", "function_call"),
     *("web_search_options", "plugins", "modalities", "audio", "prediction", "logprobs", "top_logprobs"),
 }
-"""Fields that ask for more replies, other prices or other things than a text: none of it is counted or read."""
+"""Fields that request several replies, other prices or other output than text, none of which is supported."""
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Settings of one model; None leaves each to the provider.
+class SamplingSettings:
+    """Sampling settings of one model; None: the provider's default.
 
     Attributes:
-        temperature: of sampling, >= 0.
-        top_p: sample among the likeliest tokens that together have this probability, [0, 1].
-        seed: of the provider's sampling; the n-th repetition of a question is sent seed + n.
+        temperature: sampling temperature, >= 0.
+        top_p: sample among the most probable tokens that together have this probability, [0, 1].
+        seed: seed of the provider's sampling; for the n-th repetition of a request seed + n is sent.
         stop: texts that end a reply.
-        reasoning_effort: how long a reasoning model thinks before it answers.
-        thinking_budget: tokens for the thought, beside those for the answer, >= 1.
-        extra_body: further fields of each request, as JSON.
+        reasoning_effort: amount of reasoning before the answer.
+        thinking_budget: tokens for thoughts, in addition to those for the answer, >= 1.
+        extra_body: further fields of each request, as JSON-compatible values.
 
     Raises:
-        ConfigError: a stop text is empty, or a field of `extra_body` is no JSON or not for users to set.
+        ConfigError: a stop text is empty, or a field of `extra_body` is reserved or not JSON-compatible.
     """
 
     temperature: float | None = None
@@ -65,7 +65,7 @@ class Sampling:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All of it, as JSON: each setting can change the reply."""
+        """All settings as JSON-compatible values, since each can change the reply."""
         return {
             **asdict(self),
             "stop": None if self.stop is None else list(self.stop),
@@ -73,9 +73,9 @@ class Sampling:
         }
 
     def longest(self, answer: int | None) -> int | None:
-        """Tokens of thought and answer together, which is what providers limit; None: no limit."""
+        """Return the limit on tokens of thoughts and answer together for an `answer` limit; None: no limit."""
         return None if answer is None else answer + (self.thinking_budget or 0)
 
     def seed_of(self, repeat: int) -> int | None:
-        """What is sent for the `repeat`-th repetition of a question, whose replies are to be independent."""
+        """Return the seed for the `repeat`-th repetition of a request, so that replies are independent; None: none."""
         return None if self.seed is None else self.seed + repeat

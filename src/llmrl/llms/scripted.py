@@ -1,4 +1,4 @@
-"""A stand-in for a language model: offline, free, and in a run the same reply to the same question every time."""
+"""Scripted substitute for a language model: offline, free, and deterministic within a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _VALUES = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
-"""Texts and numbers, but no names of fields."""
+"""Texts and numbers in JSON, without names of fields."""
 
 Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
-"""Function `reply(messages, seed, note)` of a module in `RULES`: from a conversation and a seed of the run to a reply.
+"""Function `reply(messages, seed, note)` of a module in `RULES`, from a conversation and a seed of the run to a reply.
 
-It tells `note` where no rule of its own applies, and raises UnreadPromptError where it does not find what it looks for.
+It calls `note` with a message if none of its rules applies, and raises UnreadPromptError if it cannot read the prompt.
 """
 
 RULES = {
@@ -39,33 +39,33 @@ RULES = {
     "search": "llmrl.principals.scripted_search",
     "teacher": "llmrl.teachers.scripted_planner",
     "check": "llmrl.llms.scripted",
-    "control": "llmrl.experiment.controls",
+    "control": "llmrl.experiment.dictated_reply_checks",
 }
-"""Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported with the first one.
+"""Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported at the first question.
 
-These are names and no imports, because rules stand beside the prompts they read, in packages above this one. Nothing
-else of those packages is used here. A question of any other purpose gets a draw from its schema (`schema_draw`).
+These are names instead of imports, because the rules stand beside the prompts they read, in packages above this one.
+A question of any other purpose gets a random reply drawn from its schema (`schema_draw`).
 """
 
 
 class UnreadPromptError(LLMError):
-    """Raised by a rule that does not find in a prompt what it looks for; the text names that part of the prompt."""
+    """Error of a rule that does not find a part of a prompt; the text names that part."""
 
 
 def needed(found: T | None, part: str) -> T:
-    """Return what a rule has `found` of a prompt; raise UnreadPromptError, naming the `part`, if that is nothing."""
+    """Return `found`; raise UnreadPromptError with the name of the `part` of the prompt if it is empty or None."""
     if not found:
         raise UnreadPromptError(part)
     return found
 
 
 def first_question(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the first turn of the user, which is the prompt; what follows are repairs."""
+    """Return the first turn of the user, which is the prompt; later turns are repairs."""
     return next(message["content"] for message in messages if message["role"] == "user")
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str], None]) -> str:
-    """Return the answer to `llmrl-llm check`."""
+    """Return the reply to the question of `llmrl-llm check`."""
     needed(first_question(messages).startswith("This is a connection test."), "its first sentence")
     return '{"number": 7}'
 
@@ -74,19 +74,19 @@ REFUSAL = "I'm sorry, but I can't help with that request."
 
 
 class ScriptedChat(Provider):
-    """Replies computed from the question by simple rules, as a principal with random draws from the run's seed.
+    """Provider whose replies follow from simple rules; as a principal it draws at random from the run's seed.
 
-    It is asked with the same prompts and its replies go through the same parsing as a real model's, so it shows that
-    the machinery works. It says nothing about what language models can do; its label says so wherever results show it.
+    Prompts and parsing are the same as with a real model, so runs test the machinery. They say nothing about the
+    abilities of language models, and the label in results says so.
 
-    A share of the replies can be spoilt, to see how an experiment bears it. Which ones is decided by the question, its
-    repeat index and the run's seed.
+    A share of the replies can be spoilt, to test the robustness of an experiment. The question, its repeat index and
+    the run's seed decide which ones.
 
     Args:
-        malformed, out_of_range, empty, truncated, refusal: shares of replies spoilt in that way.
-        temperature: nothing depends on it, as rules are not sampled; an experiment that sets one takes this model, too.
-        max_tokens: longest reply, tokens by estimate; what is longer is cut off. None: no reply is.
-        seeds: decide which; and what a principal draws.
+        seeds: seed tree of spoilt replies and of a principal's draws.
+        malformed, out_of_range, empty, truncated, refusal: shares of replies spoilt in that way, [0, 1].
+        temperature: ignored; accepted so that experiments that set a temperature work with this model, too.
+        max_tokens: longest reply in estimated tokens; longer replies are cut off. None: no limit.
 
     Raises:
         ConfigError: the shares add up to more than 1.
@@ -128,11 +128,11 @@ class ScriptedChat(Provider):
 
     @property
     def sees(self) -> bool:
-        """True: its rules are sent pictures as others are, and do not look at them."""
+        """True: images are accepted, and the rules ignore them."""
         return True
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Raises LLMError for a question without a schema that no rule understands."""
+        """Return the replies in order; raise LLMError for a question without a schema that no rule understands."""
         self._warn("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
         return [self._reply(request) for request in requests]
 
@@ -144,7 +144,7 @@ class ScriptedChat(Provider):
         cut = self.max_tokens is not None and tokens > self.max_tokens
         if self.max_tokens is not None and cut:
             text = text[: len(text) * self.max_tokens // tokens]
-        # Counted by estimate: there is no tokenizer, but the sums of an experiment should be of the right order.
+        # Estimates give an experiment's sums the right order of magnitude without a tokenizer.
         return ChatReply(
             text,
             prompt_tokens=self.count_tokens(request.messages),
@@ -153,7 +153,7 @@ class ScriptedChat(Provider):
         )
 
     def _answer(self, request: ChatRequest) -> str:
-        """A rule's answer, or else a draw from the schema, of which the log tells."""
+        """Return a rule's reply, or else a draw from the schema with a warning."""
         asked = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
         if request.purpose in RULES:
             rule: Rule = importlib.import_module(RULES[request.purpose]).reply
@@ -180,7 +180,7 @@ class ScriptedChat(Provider):
             logger.warning("%s", said)
 
     def _fault(self, request: ChatRequest) -> str:
-        """How this reply is spoilt; "" mostly."""
+        """Return the way in which this reply is spoilt; "" if it is not."""
         if not any(self._shares.values()):
             return ""
         said = "\0".join(message["content"] for message in request.messages)
@@ -193,11 +193,11 @@ class ScriptedChat(Provider):
 
 
 _VALUE = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
-"""A number that stands alone, but no index (`params[3]`)."""
+"""Number that stands alone, but no index (`params[3]`)."""
 
 
 def _out_of_range(text: str) -> str:
-    """Every number that stands alone becomes a hundred thousand times as large, and one more that way."""
+    """Replace every number x that stands alone by 1e5 x + sign(x) 1e5."""
 
     def far(match: re.Match[str]) -> str:
         value = float(match.group())

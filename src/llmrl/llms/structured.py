@@ -1,7 +1,6 @@
-"""Replies that must have a form: what is asked for, as a JSON schema, and what comes of one. A reply is data:
-it is parsed and checked, never executed.
+"""Structured replies: the JSON schema that is requested, and the check of what comes back.
 
-What replies mean is found in `llmrl.llms.reading`.
+A reply is data: it is parsed and checked, never executed. The parsers are in `llmrl.llms.reading`.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ import numpy as np
 from pydantic import BaseModel
 
 from llmrl.core.records import ChatReply
-from llmrl.llms.reading.said import cleaned
+from llmrl.llms.reading.reply_cleaning import cleaned
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LONGEST_FAULT = 2000
-"""Characters of what is said of an invalid reply."""
+"""Most characters of the text that says why a reply is invalid."""
 
 
 class InvalidReply(Exception):  # noqa: N818  (a fact about a reply, not a fault of the program)
-    """A reply that does not hold what was asked for. The text says what is wrong, for the model to read."""
+    """Error of a reply that does not hold what was asked for. Its text tells the model what is wrong."""
 
     def __init__(self, fault: str = "") -> None:
         super().__init__(cleaned(fault)[:LONGEST_FAULT] or "invalid")
 
 
 def read(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
-    """`parse(reply)`: the one way from a reply to what it says.
+    """Return `parse(reply)`; all code that interprets replies calls this.
 
     Raises:
-        InvalidReply: `parse` raised this or anything else. A reply must never end a run, from the cache again and
-            again; a defect of `parse` shows in the log, and by the share of invalid replies (`llm.max_invalid`).
+        InvalidReply: `parse` raised any exception. No single reply may end a run, since the cache would replay it. A
+            defect of `parse` shows in the log and in the share of invalid replies (`llm.max_invalid`).
     """
     try:
         return parse(reply)
@@ -51,12 +50,12 @@ def read(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
 
 
 def as_json(value: Any) -> Any:
-    """What was understood of a reply, as JSON knows it: for the call log."""
+    """Convert the parsed value of a reply to JSON-compatible values for the call log."""
     return json.loads(json.dumps(value, default=_plain))
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema in the dialect that strict structured output takes: all fields required, no others."""
+    """Return the JSON schema of `model` in the dialect of strict structured output: all fields required, no others."""
     schema = model.model_json_schema(by_alias=True)
     _make_strict(schema)
     return schema
@@ -71,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def _make_strict(schema: dict[str, Any]) -> None:
-    """In place: every object closed and with all fields required; no defaults, which strict providers refuse."""
+    """Close every object in place, require all its fields, and drop defaults, which strict providers refuse."""
     schema.pop("default", None)
     if "properties" in schema:
         schema["additionalProperties"] = False

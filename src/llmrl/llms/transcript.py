@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.records import REPLY_COUNTS
+from llmrl.llms.call_log import FILE_NAME, JUDGED, address_of, as_record, with_verdict
 from llmrl.llms.images import IMAGES
-from llmrl.llms.ledger import FILE_NAME, JUDGED, address_of, as_record, with_verdict
 
 CALLS = "llm/calls"
 """Metric that marks the lines to which calls belong: those that tell the model's totals."""

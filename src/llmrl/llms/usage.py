@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmrl.core.protocols import ChatModel, Meter, Scorer
+from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
 from llmrl.core.records import REPLY_COUNTS, ChatReply, State
 
 TOTALS = (*REPLY_COUNTS, "cost")
@@ -54,7 +54,7 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     """Rows of the summary that say whose words the results rest on, and what they cost."""
     if llm is None:
         return {}
-    totals = llm.metrics() if isinstance(llm, Meter) else {}
+    totals = llm.metrics() if isinstance(llm, UsageMeter) else {}
     shown = {
         "llm_calls": totals.get("llm/calls"),
         "llm_calls_paid": totals.get("spent/llm_calls"),

@@ -14,7 +14,7 @@ QUOTED_CHARACTERS = 200
 """characters of each."""
 
 
-def misgiving(judged: float | None, share: float | None) -> str:
+def validity_warning(judged: float | None, share: float | None) -> str:
     """What there is to say of results where a `share` of `judged` replies was invalid; "" where most were read."""
     if not judged or share is None or share <= 0.5:
         return ""

@@ -12,8 +12,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
 from llmrl.core.run_context import Kind, RunContext
+from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Request, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.requests import Delegate, EvaluateController, Log, Request, Requests, SafePoint
 from llmrl.loops.search_settings import SearchSettings
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
@@ -22,7 +22,7 @@ from llmrl.rollout.batched_evaluator import (
     evaluation_seeds,
     incumbent_metrics,
 )
-from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.artifacts import RESULT_EPISODES
 
 EpisodeOver = Callable[[float, int], bool]
 """Told the return and length of an episode; whether to go on."""
@@ -139,6 +139,7 @@ class BaselineLoop:
             progress.advance(1)
             if len(returns) == self.block:
                 self._log(ask, returns, lengths)
+                progress.tell(self.returns[-1])
                 ask(SafePoint(0, lambda: beginning))
             return len(self.returns) < self.blocks
 

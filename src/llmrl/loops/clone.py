@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from llmrl.algorithms.cloning import Cloning
+from llmrl.algorithms.cloning import BehaviouralCloning
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.run_context import Kind, RunContext
+from llmrl.loops.compute_requests import Evaluate, Imitate, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.requests import Evaluate, Imitate, Log, Requests, SafePoint
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_results import episode_row, write_results
-from llmrl.rollout.welfare import summarize_evaluation
-from llmrl.run.content import RESULT_EPISODES
+from llmrl.rollout.episode_summaries import summarize_evaluation
+from llmrl.run.artifacts import RESULT_EPISODES
 
 
 @runtime_checkable
 class Imitator(Protocol):
     """An agent that learns from recorded trajectories."""
 
-    def imitate(self, epochs: int) -> Cloning:
+    def imitate(self, epochs: int) -> BehaviouralCloning:
         """What there is to learn, in so many passes."""
         ...
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.objectives import Objective
-from llmrl.core.protocols import Briefed, Estimating, GradientProposer, MetaLearner
+from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientProposer, MetaLearner
 from llmrl.core.records import Briefing, CallEstimate, State
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import RunContext
+from llmrl.core.run_context import ProgressDisplay, RunContext
 from llmrl.core.seeding import Seeds
+from llmrl.core.welfare_measures import Objective
+from llmrl.loops.compute_requests import Ask, Log, PlayEpisode, Requests, SafePoint
 from llmrl.loops.design_settings import DesignSettings, checked_horizon, differentiable_agent
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.race import Naming
-from llmrl.loops.references import References
-from llmrl.loops.requests import Ask, Log, PlayEpisode, Requests, SafePoint
-from llmrl.loops.scoring import DesignHistory, Score, proposal_metrics, score
+from llmrl.loops.proposal_outcomes import DesignHistory, Score, proposal_metrics, score
+from llmrl.loops.race import ContextRaces
+from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.observers import GraceWatch, StepProgress
-from llmrl.rollout.welfare import episode_welfare, summarize
-from llmrl.run.content import RESULT_EPISODES
+from llmrl.rollout.episode_summaries import episode_welfare, summarize
+from llmrl.rollout.progress_observers import GraceWatch, StepProgress
+from llmrl.run.artifacts import RESULT_EPISODES
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class DesignLoop:
     own, and all societies start from the same weights and draw the same random numbers. A vector may govern several
     societies that differ in these, and is judged by their mean (`Societies`).
 
-    What is known of a vector in a context is the mean over all its measurements (`Pool`). The best of these is the best
-    by luck as well, so on request the best few of each context are measured again, by societies and in games that no
-    step has seen, before one is named (`Naming`). The agents are then again what the last step made them.
+    What is known of a vector in a context is the mean over all its measurements (`PackPool`). The best of these is the
+    best by luck as well, so on request the best few of each context are measured again, by societies and in games that
+    no step has seen, before one is named (`ContextRaces`). The agents are then again what the last step made them.
 
     A principal that learns from gradients gets one through the agents' updates of the step. The graph of such a step
     cannot be saved, so a run that is killed within it begins the step anew, with the same numbers.
@@ -72,7 +72,7 @@ class DesignLoop:
         self.reset_agents = settings.reset_agents
         self.contestants, self.race_rounds = settings.race, settings.race_rounds
         consecutive = settings.society_seeds == "consecutive"
-        self.societies = Societies(env, self.agents, self.candidates, settings.societies, consecutive)
+        self.societies = Societies(env, self.agents, self.candidates, settings.replicates, consecutive)
         self.validate_rounds = -(-settings.validate_episodes // self.societies.games)
         self.objective: Objective = settings.objective or env.spec.objective
         self.spending_cost = settings.spending_cost
@@ -89,20 +89,20 @@ class DesignLoop:
         self.training: list[list[float]] = []  # of each proposal: the objective in the first and the last round so far
         self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
         self.references: References | None = None
-        self.naming: Naming | None = None
+        self.naming: ContextRaces | None = None
         self.agents_before: list[State] = []  # as the last step left them, while others are measured again
         self._anchor: tuple[int, Callable[[], State]] | None = None  # where a step with a graph would begin anew
 
     def _brief(self, without: Mapping[str | None, float]) -> None:
         """Tell a principal that reads what it is part of."""
-        if isinstance(self.principal, Briefed):
-            societies = self.settings.societies
+        if isinstance(self.principal, AcceptsBriefing):
+            societies = self.settings.replicates
             episodes = self.validate_rounds * self.societies.games * societies
             known = Briefing(
                 steps=self.steps,
                 adapt_rounds=self.adapt_rounds,
                 validate_episodes=episodes,
-                societies=societies,
+                replicates=societies,
                 reset=self.reset_agents,
                 without=without,
                 games=self.societies.games,
@@ -159,7 +159,7 @@ class DesignLoop:
         )
 
     def estimate(self) -> CallEstimate | None:
-        if not isinstance(self.principal, Estimating):
+        if not isinstance(self.principal, EstimatesCalls):
             return None
         return self.principal.estimate(self.steps, self.candidates)
 
@@ -176,7 +176,7 @@ class DesignLoop:
             self.collector.observed(StepProgress(progress, self.env.spec.n_envs), GraceWatch(run, self._resumable)),
         ):
             while self.step < self.steps:
-                yield from self._principal_step(run)
+                yield from self._principal_step(run, progress)
             # Where there was nothing to choose from, luck has helped nobody.
             if self.contestants and self.history.several:
                 yield from self._name(run)
@@ -184,7 +184,7 @@ class DesignLoop:
         self.collector.close()
         return self._conclude(run)
 
-    def _principal_step(self, run: RunContext) -> Requests[None]:
+    def _principal_step(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
         """Ask for vectors, let societies adapt to them, validate, tell."""
         context = self._context()
         if self.vectors is None:
@@ -197,6 +197,9 @@ class DesignLoop:
             self._anchor = self._kept(run)
         scores = yield from self._try(run, context)
         yield self._tell(scores)
+        best = max((each.outcome for each in scores), key=lambda outcome: outcome.value)
+        assert self.env.spec.mechanism is not None
+        progress.tell(best.value, self.env.spec.mechanism.in_words(best.vector))
         self.step, self.round, self.vectors, self._anchor = self.step + 1, 0, None, None
         yield SafePoint(*self._resumable())
 
@@ -246,12 +249,14 @@ class DesignLoop:
         """One episode in every game; changes nothing that a checkpoint holds."""
         seeds, graph = self._seeds("validate", index), self._graph
         # A gradient looks at all validation rounds together.
-        return self.adaptation.episode(self.horizon, seeds, vectors, context, learn=graph, exposure=graph, copy=graph)
+        return self.adaptation.episode(
+            self.horizon, seeds, vectors, context, learn=graph, reward_jacobian=graph, copy=graph
+        )
 
     def _name(self, run: RunContext) -> Requests[None]:
         """Measure the best few of each context again, and the winners once more."""
         if self.naming is None:
-            self.naming = Naming(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
+            self.naming = ContextRaces(self.history.contestants(self.contestants), self.candidates, self.race_rounds)
             self.agents_before = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
         while (heat := self.naming.next) is not None:
             if self.vectors is None:
@@ -405,7 +410,7 @@ class DesignLoop:
         self.adapting, self.training = state["adapting"], state["training"]
         self.history.restore(state["history"])
         if state["naming"] is not None:
-            self.naming = Naming.from_state(state["naming"], self.candidates, self.race_rounds)
+            self.naming = ContextRaces.from_state(state["naming"], self.candidates, self.race_rounds)
             self.agents_before = state["agents_before"]
         for agent, saved in zip(self.agents, state["agents"], strict=True):
             agent.load_state_dict(saved)

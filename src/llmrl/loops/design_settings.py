@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.objectives import Objective
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, Proposer, VecEnv
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.welfare_measures import Objective
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DesignSettings:
         reset_agents: back to the original weights before every principal step.
         objective: the measure of welfare the principal is judged on; None is the environment's own.
         spending_cost: what it loses for each unit of reward that its mechanism pays out beyond what it takes.
-        societies: that each vector governs.
+        replicates: that each vector governs.
         society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
         rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
         race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
@@ -42,7 +42,7 @@ class DesignSettings:
     reset_agents: bool
     objective: Objective | None
     spending_cost: NonNegativeFloat = 0.0
-    societies: PositiveInt = 1
+    replicates: PositiveInt = 1
     society_seeds: Literal["own", "consecutive"] = "own"
     rollout_steps: PositiveInt | None = None
     race: NonNegativeInt = 0
@@ -73,10 +73,10 @@ def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings
             f"design.candidates={candidates} compares proposals on societies that start alike, and with "
             "design.reset_agents=false they would grow apart; set design.reset_agents=true or design.candidates=1"
         )
-    if settings.societies > 1 and isinstance(principal, GradientProposer):
+    if settings.replicates > 1 and isinstance(principal, GradientProposer):
         raise ConfigError(
-            f"design.societies={settings.societies}: {type(principal).__name__} (principal=metagrad) differentiates "
-            "the learning of one society; set design.societies=1, or choose another principal"
+            f"design.replicates={settings.replicates}: {type(principal).__name__} (principal=metagrad) differentiates "
+            "the learning of one society; set design.replicates=1, or choose another principal"
         )
     if race and not settings.reset_agents:
         raise ConfigError(
@@ -103,7 +103,7 @@ def differentiable_agent(
     if not isinstance(principal, GradientProposer):
         return None
     name = type(principal).__name__
-    if not env.spec.exposure:
+    if not env.spec.has_reward_jacobian:
         raise ConfigError(
             f"{name} needs to know how rewards depend on the mechanism, which env={env.spec.name} does not tell; use "
             "env=cleanup, harvest or escape_room, or another principal"

@@ -1,4 +1,4 @@
-"""Serves one loop: answers each of its requests when it comes, or has others answer what it need not do itself."""
+"""The executor of a loop: it answers each request of the loop, or passes it to a shared executor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.core.errors import Diverged
 from llmrl.core.rollouts import Rollout
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import generators
-from llmrl.loops.requests import (
+from llmrl.loops.compute_requests import (
     Ask,
     Begin,
     Chat,
@@ -22,6 +22,7 @@ from llmrl.loops.requests import (
     DifferentiableUpdate,
     Evaluate,
     EvaluateController,
+    ExecutorSeat,
     Imitate,
     Log,
     PlayEpisode,
@@ -30,7 +31,6 @@ from llmrl.loops.requests import (
     Request,
     Requests,
     SafePoint,
-    Seat,
     T,
     Update,
 )
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
 
 
 _LONG = (Ask, Chat, Delegate, PlayIndependently)
-"""Requests that may take long and are no part of a wave: they wait for a language model, or call a library."""
+"""Requests that may take long and cannot be batched: they wait for a language model, or call a library."""
 _OWN = (*_LONG, Log, SafePoint)
-"""Requests of a run that nobody else answers for it."""
+"""Requests that each run answers itself, also if it has a seat at a shared executor."""
 
 
-def serve(requests: Requests[T], run: RunContext | None = None, seat: Seat | None = None) -> T:
-    """Answer all requests of a loop, one after the other; returns what the loop returns.
+def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSeat | None = None) -> T:
+    """Answer all requests of a loop, one after the other; return what the loop returns.
 
     Args:
-        requests: of the loop.
-        run: where it logs and saves; None for a part of a loop that does neither.
-        seat: where requests to play and to update are answered, for several runs together; None: here.
+        requests: loop, or a part of one.
+        run: run for logging and saving; None for a part of a loop that does neither.
+        seat: place at an executor that answers the requests of several runs together; None: all are answered here.
 
     Raises:
-        Whatever an answer raises and the loop does not catch.
+        Exception: as raised by an answer, if the loop does not catch it.
     """
     executor = Executor(run, seat)
     go_on, answer = requests.send, None
@@ -77,21 +77,21 @@ def serve(requests: Requests[T], run: RunContext | None = None, seat: Seat | Non
 
 
 class Executor:
-    """Answers the requests of one loop.
+    """An executor of the requests of one loop.
 
     Args:
-        run: where the loop logs and saves; None: it does neither.
-        seat: where requests to play and to update are answered; None: here.
+        run: run for logging and saving; None: the loop does neither.
+        seat: place at an executor that answers the requests of several runs together; None: all are answered here.
     """
 
-    def __init__(self, run: RunContext | None, seat: Seat | None = None) -> None:
+    def __init__(self, run: RunContext | None, seat: ExecutorSeat | None = None) -> None:
         self._run, self._seat = run, seat
         self._generators: list[torch.Generator] = []  # that the last request to play drew actions with
         self._trainer: BatchedTrainer | None = None
         self._evaluators: dict[tuple[bool, int | None], Evaluator] = {}
 
     def answer(self, request: Request) -> Any:
-        """Do what is asked for; returns what the request's class says."""
+        """Return the answer to a request, as its class documents it."""
         if self._seat is not None:
             if not isinstance(request, _OWN):
                 return self._seat.answer(request)
@@ -149,7 +149,7 @@ class Executor:
         return None
 
     def close(self) -> None:
-        """End the processes that evaluators have started."""
+        """Close the evaluators, which ends their processes."""
         for evaluator in self._evaluators.values():
             evaluator.close()
 
@@ -167,7 +167,7 @@ class Executor:
             request.steps,
             self._generators if len(self._generators) > 1 else self._generators[0],
             request.learn,
-            request.exposure,
+            request.reward_jacobian,
             request.greedy,
             request.restart,
         )
@@ -178,6 +178,6 @@ class Executor:
         if key not in self._evaluators:
             assert isinstance(request.env, SupportsEvaluator)
             self._evaluators[key] = request.env.evaluator(*key)
-        # Numbers that are too large for the game are told of by what it returns.
+        # An overflow in a game shows in the returned values, so NumPy's warnings add nothing.
         with np.errstate(all="ignore"):
             return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds, request.traced)

@@ -15,20 +15,28 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.evaluation import RESULTS, Evaluation, baselines, chat_requests, difference, measure, summarize
-from llmrl.finetuning.examples import Example
-from llmrl.finetuning.job import Method, TrainingJob
-from llmrl.finetuning.judge import Judge
-from llmrl.finetuning.questions import Question
+from llmrl.finetuning.prompt_format import ProposalPrompt
+from llmrl.finetuning.proposal_examples import ProposalExample
+from llmrl.finetuning.proposer_evaluation import (
+    RESULTS,
+    ProposerEvaluation,
+    baselines,
+    chat_requests,
+    difference,
+    measure,
+    summarize,
+)
+from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import Rewards, Scale
-from llmrl.finetuning.task import Data, Dataset, Task, write_questions
-from llmrl.finetuning.training import quiet, save_adapter
-from llmrl.finetuning.trials import Trial
+from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
+from llmrl.finetuning.trainer import quiet, save_adapter
+from llmrl.finetuning.training_job import Method, TrainingJob
+from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
 from llmrl.llms.validity import Validity
-from llmrl.loops.requests import Chat, Delegate, Log, Request, Requests, SafePoint
+from llmrl.loops.compute_requests import Chat, Delegate, Log, Request, Requests, SafePoint
 from llmrl.run.files import write_json
 
 log = logging.getLogger(__name__)
@@ -53,16 +61,16 @@ class FinetuneSettings:
     dataset: Dataset
     rewards: Rewards
     method: Method
-    evaluation: Evaluation
+    evaluation: ProposerEvaluation
 
 
 @dataclass
 class _Asked:
     """A task as it is evaluated."""
 
-    task: Task
-    questions: Sequence[Question]
-    judge: Judge
+    task: SearchTask
+    questions: Sequence[ProposalPrompt]
+    judge: RewardFunction
     rewards: Rewards
     scale: Scale
 
@@ -84,8 +92,8 @@ class FinetuneLoop:
 
     def __init__(
         self,
-        task: Task,
-        transfer: Sequence[Task],
+        task: SearchTask,
+        transfer: Sequence[SearchTask],
         settings: FinetuneSettings,
         models: Models,
         store: Path,
@@ -167,10 +175,10 @@ class FinetuneLoop:
             self.measured, self.meters = run.restored["measured"], run.restored["meters"]
             self.step, self.trained = run.restored["step"], run.restored["trained"]
 
-    def _tasks(self, run: RunContext, ask: Callable[[Request], Any]) -> tuple[dict[str, _Asked], Data]:
+    def _tasks(self, run: RunContext, ask: Callable[[Request], Any]) -> tuple[dict[str, _Asked], PromptDataset]:
         """Every task with its questions; and the data of the one that is trained on."""
 
-        def prepared(task: Task, dataset: Dataset, seeds: Seeds) -> Data:
+        def prepared(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
             n = dataset.trials
             with run.progress(n, "trials", f"trials of {task.name}") as progress:
 
@@ -190,8 +198,10 @@ class FinetuneLoop:
             tasks[task.name] = self._asked(task, other, self.rewards.scaled(task.limits))
         return tasks, data
 
-    def _asked(self, task: Task, data: Data, rewards: Rewards) -> _Asked:
-        judge = Judge(task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}"))
+    def _asked(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> _Asked:
+        judge = RewardFunction(
+            task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
+        )
         try:
             scale = rewards.scale(data.train_values)
         except ConfigError as error:
@@ -203,7 +213,7 @@ class FinetuneLoop:
         questions, space = self.task.questions, self.task.questions.space
         middle = space.rounded((space.low + space.high) / 2)
         # A prompt that shows as little as a prompt may.
-        question = questions.ask(Example(0, (Trial(middle, np.zeros(1)),), None))
+        question = questions.ask(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
         tokens = len(chat.encode_reply(question.messages, questions.write(middle, "")))
         if tokens > chat.reply_tokens:
             raise ConfigError(
@@ -254,7 +264,7 @@ class FinetuneLoop:
         run: RunContext,
         ask: Callable[[Request], Any],
         chat: LocalChat,
-        data: Data,
+        data: PromptDataset,
         replies: list[str | None],
         scale: Scale,
         adapter: Path,
@@ -263,7 +273,7 @@ class FinetuneLoop:
         folder = run.folder / WEIGHTS
         resume = self._resume(folder)
         module = load_model("causal", chat.model, chat.revision, chat.device, chat.dtype)
-        judge = Judge(self.task.questions, self.task.play, self.rewards.rollouts, self.seeds.child("rewards"))
+        judge = RewardFunction(self.task.questions, self.task.play, self.rewards.rollouts, self.seeds.child("rewards"))
 
         def save(step: int) -> None:
             self.step = step

@@ -9,17 +9,17 @@ from llmrl.analysis.probes import draw_probes
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import Kind, RunContext
-from llmrl.loops.imposed import Imposed, Phase
+from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
+from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
-from llmrl.loops.requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_results import episode_row, write_results
-from llmrl.rollout.observers import StepProgress, TrainingEpisodeWriter
+from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
+from llmrl.rollout.progress_observers import StepProgress, TrainingEpisodeWriter
 from llmrl.rollout.trajectory_writers import RolloutWriter
-from llmrl.rollout.welfare import summarize, summarize_evaluation
-from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.artifacts import RESULT_EPISODES
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class LearnSettings:
         probes: fixed prompts whose action probabilities are logged: name of a list that is shipped, or a file; None:
             there are none.
         probe_every: updates between two looks at them.
-        mechanism: values imposed on the games (`Imposed`): a vector for all, or phases; None leaves the environment's
-            own.
+        mechanism: values imposed on the games (`MechanismSampler`): a vector for all, or phases; None leaves the
+            environment's own.
     """
 
     env_steps: PositiveInt
@@ -64,7 +64,7 @@ class LearnLoop:
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
         self.judged = parts.judged
         wanted = settings.mechanism
-        self.imposed = None if wanted is None else Imposed(self.env, wanted, self.seeds.child("mechanism"))
+        self.imposed = None if wanted is None else MechanismSampler(self.env, wanted, self.seeds.child("mechanism"))
         begin = None if self.imposed is None else self.imposed.begin
         self.collector = Collector(self.env, self.agent.policy, parts.device, parts.kept, begin, parts.observers)
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
@@ -100,7 +100,7 @@ class LearnLoop:
             self.collector.observed(*writers, StepProgress(progress, games)),
         ):
             while self.iteration < self.updates:
-                yield from self._update(run)
+                yield from self._update(run, progress)
                 yield from self._look()
                 yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
@@ -123,7 +123,7 @@ class LearnLoop:
         }
         return final["evaluation/objective"]
 
-    def _update(self, run: RunContext) -> Requests[None]:
+    def _update(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
         """One rollout, and what is learned from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
@@ -135,6 +135,8 @@ class LearnLoop:
         metrics |= summarize(rollout.episodes, "ended")
         metrics |= {} if self.meter is None else self.meter.metrics()
         yield self._row("update", metrics)
+        if rollout.episodes:
+            progress.tell(metrics["ended/return"])
 
     def _look(self) -> Requests[None]:
         """Ask probes, and evaluate, where it is the time."""

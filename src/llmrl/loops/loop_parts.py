@@ -1,4 +1,4 @@
-"""What every loop is given beside its settings: the parts of the run."""
+"""The parts of a run, which every loop gets beside its settings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrl.core.objectives import Objective
+from llmrl.core.model_protocols import UsageMeter
 from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, Meter, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
+from llmrl.core.welfare_measures import Objective
 
 if TYPE_CHECKING:
-    from llmrl.loops.references import References
+    from llmrl.loops.reference_measurements import References
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,17 @@ class LoopParts:
     """The parts of a run.
 
     Attributes:
-        env, agents: what plays; one agent for each society.
+        env, agents: environment, and one agent for each society.
         seeds: root of the loop's random numbers.
-        device: of the policy.
-        objective, spending_cost: what a society is judged on, and what it loses for each unit of reward that its
-            mechanism pays out beyond what it takes; None is the environment's own measure.
-        principal: who proposes; None: nobody does.
-        teacher: the agents', whose channels rollouts hold too; None if there is none.
+        device: torch device of the policy.
+        objective: welfare measure of a society; None: the environment's own.
+        spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
+        principal: principal of the run; None without one.
+        teacher: teacher of the agents, whose channels rollouts also hold; None without one.
         meter: totals of a language model's calls, which are logged; None if none is used.
-        observers: the user's own, who watch the games.
-        cores: processes that episodes are played in, where a game has no batched engine; None: as many as there are.
-        known: tells what reference runs found, once they are finished; None before.
+        observers: the user's own observers of the games.
+        cores: processes that play episodes of games without a batched engine; None: as many as there are cores.
+        known: function that returns the results of reference runs; None until these are finished.
     """
 
     env: VecEnv
@@ -41,17 +42,17 @@ class LoopParts:
     spending_cost: float = 0.0
     principal: Proposer | None = None
     teacher: Teacher | None = None
-    meter: Meter | None = None
+    meter: UsageMeter | None = None
     observers: Sequence[Observer] = ()
     cores: int | None = None
     known: Callable[[], References | None] = lambda: None
 
     @property
     def judged(self) -> tuple[Objective, float]:
-        """What a society is judged on: the measure, and the cost of spending."""
+        """Welfare measure of a society, and the cost of spending."""
         return self.objective or self.env.spec.objective, self.spending_cost
 
     @property
     def kept(self) -> Sequence[str]:
-        """Channels that rollouts hold for a teacher."""
+        """Observation channels that rollouts hold for the teacher."""
         return () if self.teacher is None else self.teacher.channels

@@ -1,53 +1,44 @@
-"""Agents that do not learn: they play, and what they do is measured, written down and filmed."""
+"""Play of agents that do not learn: their episodes are measured, recorded and filmed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
-from llmrl.core.protocols import Estimating, VecEnv
+from llmrl.core.protocols import EstimatesCalls, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
-from llmrl.loops.independent_games import IndependentGames
+from llmrl.loops.compute_requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
+from llmrl.loops.independent_games import IndependentGames, PerGameSeeding, separable
 from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
 from llmrl.rollout.episode_results import evaluation_metrics, write_results
-from llmrl.rollout.observers import EpisodeProgress
-from llmrl.rollout.trajectory_writers import TrajectoryWriter, kept_text
-from llmrl.run.content import RESULT_EPISODES
-from llmrl.run.episodes import FILM, EpisodeFiles, Films
-
-
-@runtime_checkable
-class PerGameSeeding(Protocol):
-    """An environment each of whose games can be given a seed of its own."""
-
-    def seed_games(self, seeds: np.ndarray) -> None:
-        """Begin game i of the next reset as `seeds[i]`, [n_envs] int64, has it."""
-        ...
+from llmrl.rollout.progress_observers import EpisodeProgress
+from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
+from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.episode_files import FILM, EpisodeFiles, EpisodeVideos
 
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """How many episodes are played, and what is kept of them: the section `play` of the config.
+    """Settings of play: the section `play` of the config.
 
     Attributes:
-        episodes: to be played.
-        videos: the first episodes, of which videos are made.
-        records: the first episodes, whose steps are written down; None: all if the player reads texts (a language
+        episodes: number of episodes to play.
+        videos: number of first episodes with a video.
+        records: number of first episodes whose steps are recorded; None: all if the player reads texts (a language
             model), else those with a video.
-        fps: frames a second of videos.
-        trajectories: all steps are kept as arrays (`run.trajectories`).
-        greedy: the likeliest action is taken where the agent knows it.
+        fps: frames per second of videos.
+        trajectories: whether all steps are kept as arrays (`run.trajectories`).
+        greedy: whether the most probable action is taken, if the agent knows it.
     """
 
     episodes: PositiveInt
@@ -59,21 +50,20 @@ class PlaySettings:
 
 
 class PlayLoop:
-    """`principal=none` with an agent that does not learn: play a number of episodes.
+    """The loop of `principal=none` with an agent that does not learn: play a number of episodes.
 
-    `env.n_envs` games are played at once. Where a language model plays, each game goes on when its replies are there,
-    and its next episode begins when one ends (`IndependentGames`), if the environment's games can be played apart and
-    nobody watches all of them step by step. Otherwise episodes are played in waves; the last wave has as many as are
-    missing, and nobody is asked for the others. Episode k starts from a seed that depends on the run's seed and k
-    alone, where the environment takes one a game, so whoever plays, plays the same games.
+    `env.n_envs` games are played at once. With a language model as the player, each game goes on when it has its
+    replies (`IndependentGames`), if games can be played separately and the user has no observers. Otherwise episodes
+    are played in waves; the last wave only plays those missing. Episode k starts from a seed that depends on the run's
+    seed and k only, if the environment takes a seed for each game. So all agents play the same games.
 
     Args:
-        parts: of the run; one agent. Episode k starts from `episode/k` of the seeds, and step i of the run draws from
-            `step/i`.
-        settings: how many episodes, and what is kept of them.
+        parts: parts of the run, with one agent. Episode k starts from `episode/k` of the seeds; step i of the run
+            draws from `step/i`.
+        settings: number of episodes, and what is kept of them.
 
     Raises:
-        ConfigError: the agent's policy is a function of numbers that nobody has given it.
+        ConfigError: the agent is a function of parameters, and it was given none.
     """
 
     def __init__(self, parts: LoopParts, settings: PlaySettings) -> None:
@@ -85,16 +75,15 @@ class PlayLoop:
             )
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
         self.judged, self.device = parts.judged, parts.device
-        policy = self.agent.policy
-        self.trajectories = (
-            TrajectoryWriter(self.env, kept_text(self.env.spec, policy)) if settings.trajectories else None
-        )
+        policy, self.observers = self.agent.policy, parts.observers
+        self.played = PlayedEpisodes(self.env.spec) if settings.trajectories else None
+        self.trajectories: TrajectoryWriter | None = None  # of waves
         self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
         self.episodes = settings.episodes
         recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.records = recorded if settings.records is None else settings.records
-        self.apart = IndependentGames.fit(self.env, policy) and not parts.observers and self.trajectories is None
-        self.games: IndependentGames[EpisodeLogger] | None = None
+        self.apart = IndependentGames.fit(self.env, policy) and not parts.observers
+        self.games: IndependentGames[EpisodeLogger | TrajectoryWriter] | None = None
         self._over: dict[int, Any] = {}  # what was counted in episodes that are over, if earlier ones are not
         self._counted_episodes = 0
         self.wave = self.steps = self.env_steps = 0
@@ -103,6 +92,7 @@ class PlayLoop:
 
     @property
     def waves(self) -> int:
+        """Number of waves of `env.n_envs` episodes."""
         return -(-self.episodes // self.env.spec.n_envs)
 
     def plan(self) -> list[tuple[str, str]]:
@@ -112,22 +102,21 @@ class PlayLoop:
             return [*rows, ("environment steps", f"at most {self.episodes * horizon:,}")]
         why = "nothing is known to end an episode" if self.env.spec.endless else "only the game knows when it ends"
         rows.append(("environment steps", f"unknown, as env.horizon=null: {why}"))
-        if isinstance(self.agent, Estimating):
+        if isinstance(self.agent, EstimatesCalls):
             rows.append(("LLM calls", "unknown, as many as there are decisions; llm.budget limits them"))
         return rows
 
     def estimate(self) -> CallEstimate | None:
-        """If every episode lasts as long as it may."""
+        """Return the calls if every episode lasts as long as the horizon; None if that is unknown or no model plays."""
         horizon = self.env.spec.horizon
-        if horizon is None or not isinstance(self.agent, Estimating):
+        if horizon is None or not isinstance(self.agent, EstimatesCalls):
             return None
         return self.agent.estimate(horizon, self.episodes)
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Play; returns what a principal would be judged on, mean over episodes (by default the base return of an
-        agent)."""
+        """Play; return the mean objective of the episodes (by default an agent's base return)."""
         yield from self._restore(run)
-        run.metrics.attach_pictures(FILM, Films(self.files))
+        run.metrics.attach_pictures(FILM, EpisodeVideos(self.files))
         if self.apart:
             yield from self._play_apart(run)
             return self._finish(run)
@@ -156,9 +145,9 @@ class PlayLoop:
         return self._finish(run)
 
     def _play_apart(self, run: RunContext) -> Requests[None]:
-        """Play games each of which goes on by itself."""
+        """Play the games independently of each other."""
         with run.progress(self.episodes, "episodes", "play", self._done) as progress:
-            games = self._separated([EpisodeProgress(progress)])
+            games = self._separated(run, [EpisodeProgress(progress)])
             try:
                 while games.going:
                     with self._saved(run):
@@ -172,13 +161,21 @@ class PlayLoop:
                 games.close()
         yield SafePoint(self.steps, self.state_dict, always=True)
         self.files.close()
+        if self.played is not None:
+            self.played.close()
 
-    def _separated(self, others: Sequence[Observer]) -> IndependentGames[EpisodeLogger]:
-        """The games, where they stand."""
+    def _separated(self, run: RunContext, others: Sequence[Observer]) -> IndependentGames[Any]:
+        """Return the independent games, new or in their restored state."""
         episodes = self.seeds.child("episode")
+        writers: list[TrajectoryWriter] = []
 
-        def logger(env: VecEnv, state: State | None) -> EpisodeLogger:
-            return EpisodeLogger(env, self.files, state, self._how, *self.judged)
+        def watching(env: VecEnv, states: Sequence[State] | None) -> list[EpisodeLogger | TrajectoryWriter]:
+            logger, *written = [None] if states is None else states
+            watched = EpisodeLogger(env, self.files, logger, self._how, *self.judged)
+            if self.played is None:
+                return [watched]
+            writers.append(self._writer(env, *written))
+            return [watched, writers[-1]]
 
         self.games = IndependentGames(
             self.env,  # type: ignore[arg-type]
@@ -187,19 +184,37 @@ class PlayLoop:
             episodes.integer,
             self.episodes,
             carried=bool(self._carried),
-            watched=logger,
+            watched=watching,
             others=others,
             state=self._standing,
         )
         if self._standing is not None:
             for lane in self.games.lanes:
-                if lane.observer is not None and lane.episode is not None:
-                    lane.observer.look()
+                for each in lane.observers:
+                    if isinstance(each, EpisodeLogger) and lane.episode is not None:
+                        each.look()
+        if self.played is not None:
+            going = {number for writer in writers for number in writer.going}
+            self.played.open(run.folder, self._kept(run), self.games.begun - going)
         return self.games
 
+    def _writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
+        """Return a writer of the steps of all games or of one."""
+        text = kept_text(self.env.spec, self.agent.policy)
+        writer = TrajectoryWriter(env, text, self.played, self.env.spec.n_envs)
+        if state is not None:
+            writer.load_state_dict(state)
+        return writer
+
+    @staticmethod
+    def _kept(run: RunContext) -> State | None:
+        """Return the restored state of the trajectories; None without one."""
+        kept: State | None = None if run.restored is None else run.restored.get("trajectories")
+        return kept
+
     def _count_episodes(self) -> Requests[None]:
-        """Count what is over in the order of the episodes, and log as often as waves would; so rows are the same
-        whichever reply came first."""
+        """Count finished episodes in order, and log as often as waves would; so rows do not depend on the order of
+        replies."""
         while self._counted_episodes in self._over:
             self.agent.policy.add(self._over.pop(self._counted_episodes))  # type: ignore[attr-defined]
             self._counted_episodes += 1
@@ -208,7 +223,7 @@ class PlayLoop:
                 continue
             rows = self.files.finished[:k]
             self.env_steps = sum(int(row["length"]) for row in rows)
-            # Of the model's totals only what was really paid, which is a matter of the clock in any case.
+            # The model's totals depend on the order of replies, except costs and times, which vary anyway.
             totals = {} if self.meter is None else self.meter.metrics()
             known = {
                 name: x for name, x in totals.items() if k == self.episodes or name.startswith(("spent/", "time/"))
@@ -217,7 +232,7 @@ class PlayLoop:
             yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
 
     def state_dict(self) -> State:
-        """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
+        """Return everything that an exact resume needs (on engines that can be restored)."""
         return {
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
@@ -227,12 +242,18 @@ class PlayLoop:
             "games": None if self.games is None else self.games.state_dict(),
             "over": [[k, counted] for k, counted in self._over.items()],
             "counted_episodes": self._counted_episodes,
-            **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
+            **({} if self.played is None else {"trajectories": self._written()}),
             "wave": self.wave,
             "steps": self.steps,
             "env_steps": self.env_steps,
             "in_wave": self._in_wave and self.env.spec.deterministic,
         }
+
+    def _written(self) -> State:
+        """Return the state of the trajectories; independent games hold that of their own writers."""
+        assert self.played is not None
+        waves = {} if self.trajectories is None else self.trajectories.state_dict()
+        return {**waves, **self.played.state_dict()}
 
     @property
     def _done(self) -> int:
@@ -245,7 +266,7 @@ class PlayLoop:
         return np.arange(n) < self.episodes - self.wave * n
 
     def _begin(self) -> Requests[None]:
-        """Start a wave, unless one goes on."""
+        """Start a wave, unless one is in play."""
         if self._in_wave:
             return
         if not self.env.spec.deterministic:
@@ -253,20 +274,23 @@ class PlayLoop:
             self._anchor = self.steps, lambda: state
         first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
         episodes = self.seeds.child("episode")
-        seeds = np.array([episodes.integer(first + i) for i in range(n)], dtype=np.int64)
+        own = [episodes.integer(first + i) for i in range(n)]
+        seed: int | Sequence[int] = self.seeds.child("wave").integer(self.wave)
         if isinstance(self.env, PerGameSeeding):
-            self.env.seed_games(seeds)
+            self.env.seed_games(np.array(own, dtype=np.int64))
+        elif separable(self.env):
+            seed = own
         assert self.log is not None
         self.log.first_episode = first
         if hasattr(self.agent.policy, "episodes"):
             self.agent.policy.episodes = [first + i for i in range(n)]
         if self.trajectories is not None:
-            self.trajectories.next_episode = first
-        yield Begin(self.collector, self.seeds.child("wave").integer(self.wave), self._games)
+            self.trajectories.first_episode = first
+        yield Begin(self.collector, seed, self._games)
         self._in_wave = True
 
     def _step(self, run: RunContext) -> Requests[None]:
-        """One step of all games that are played."""
+        """Play one step of all games of the wave."""
         assert self.log is not None
         playing = int(self.log.playing.sum())
         with self._saved(run):
@@ -285,7 +309,7 @@ class PlayLoop:
             self.wave += 1
 
     def _metrics(self) -> dict[str, float]:
-        """Means over the episodes so far, and what the player and the model's client count."""
+        """Return means over the episodes so far, and the counts of the player and of the model's client."""
         return {
             **evaluation_metrics(self.files.finished),
             **self._counted(),
@@ -299,12 +323,12 @@ class PlayLoop:
 
     @property
     def _carried(self) -> tuple[str, ...]:
-        """What goes from episode to episode."""
+        """Names of what the agent carries from one episode to the next."""
         carried: tuple[str, ...] = getattr(self.agent, "carried", ())
         return carried
 
     def _counted(self) -> dict[str, float]:
-        """What the player itself counts; most count nothing."""
+        """Return the player's own counts; empty for most players."""
         counted: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
         return counted
 
@@ -318,27 +342,33 @@ class PlayLoop:
         return found["evaluation/objective"]
 
     def _saved(self, run: RunContext) -> AbstractContextManager[None]:
-        """Keeps the work so far if a language model, where one is used, cannot be reached."""
+        """Return a context that saves the work so far if a language model is used and cannot be reached."""
         if self.meter is None:
             return nullcontext()
         return run.saved_if_refused(*self._resumable())
 
     def _resumable(self) -> tuple[int, Callable[[], State]]:
-        """The place to go on from after an interruption now, and what makes its state."""
+        """Return the safe point from which an interrupted run would resume now, and a function for its state."""
         return self._anchor or (self.steps, self.state_dict)
 
     def _restore(self, run: RunContext) -> Requests[None]:
         state = run.restored
         self._how = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
-        self.files = EpisodeFiles(run.folder, None if state is None else state["files"])
         self._standing: State | None = None if state is None else state["games"]
+        if state is not None:
+            self._go_on_as_begun(state)
+        self.files = EpisodeFiles(run.folder, None if state is None else self._files_of(state))
         self.log: EpisodeLogger | None = None
         if not self.apart:
             self.log = EpisodeLogger(
                 self.env, self.files, None if state is None else state["log"], self._how, *self.judged
             )
-        if self.trajectories is not None:
-            self.trajectories.open(run.folder, None if state is None else state.get("trajectories"))
+            if self.played is not None:
+                kept = self._kept(run)
+                self.trajectories = self._writer(self.env, kept)
+                waves = 0 if state is None else state["wave"] + state["in_wave"]
+                begun = waves * self.env.spec.n_envs if kept is None else self.trajectories.first_episode
+                self.played.open(run.folder, kept, set(range(begun)) - self.trajectories.going)
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
@@ -355,3 +385,26 @@ class PlayLoop:
                 self.agent.policy.episodes = [first + i for i in range(self.env.spec.n_envs)]
             yield Begin(self.collector, state=state["collector"])
             self.log.look()
+
+    def _go_on_as_begun(self, state: State) -> None:
+        """Keep playing in waves or independently, as the run has so far; observers, which are not part of the
+        experiment, must not change that.
+
+        Raises:
+            ConfigError: the games are independent, and there are observers.
+        """
+        apart = state["games"] is not None
+        if apart and self.observers:
+            raise ConfigError(
+                "the games of this run go on by themselves, where observers cannot watch, and it was begun so: run it "
+                "without observers, or anew with rerun=true"
+            )
+        self.apart = apart and IndependentGames.fit(self.env, self.agent.policy)
+
+    def _files_of(self, state: State) -> State:
+        """Return the state of the episodes' files, without those of unfinished episodes that begin anew."""
+        files: State = state["files"]
+        if not self.apart or self.env.spec.deterministic:
+            return files
+        over = {episode for episode, *_ in files["waiting"]}
+        return {**files, "open": [where for where in files["open"] if where[0] in over]}

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Policy, VecEnv
-from llmrl.run.content import PROBES_NAME
+from llmrl.run.artifacts import PROBES_NAME
 from llmrl.run.files import write_json
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from llmrl.analysis.statistics import standard_error, standard_error_of_mean
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.loops.scoring import Score
+from llmrl.loops.proposal_outcomes import Score
 
 CLEARLY = 3.0
 """Standard errors of the paired difference by which a contestant must be behind the leader to be dropped."""
@@ -110,7 +110,7 @@ Row = Callable[[Any, Context], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Heat:
+class RaceTrial:
     """One trial, as long as a principal step.
 
     Attributes:
@@ -124,7 +124,7 @@ class Heat:
     vectors: np.ndarray
 
 
-class Naming:
+class ContextRaces:
     """A `Race` in each context, then as many measurements of its winner as the race has rounds.
 
     A winner's mean in the race is still the highest of several. What is reported of it is what was measured after it
@@ -154,14 +154,14 @@ class Naming:
         return all(times == self.rounds for times in self.times)
 
     @property
-    def next(self) -> Heat | None:
+    def next(self) -> RaceTrial | None:
         """The next trial; None when all is done."""
         if self.over:
             return None
         place = self._place
         context, race = self.races[place]
         due = [race.leader] if race.over else race.left[len(self._round) :][: self.candidates]
-        return Heat(context, due, race.vectors[(due + due[-1:] * self.candidates)[: self.candidates]])
+        return RaceTrial(context, due, race.vectors[(due + due[-1:] * self.candidates)[: self.candidates]])
 
     def seeds(self, seeds: Seeds) -> Seeds:
         """Node of the next trial; `seeds` is the loop's."""
@@ -218,7 +218,7 @@ class Naming:
         }
 
     @classmethod
-    def from_state(cls, state: State, candidates: int, rounds: int) -> Naming:
+    def from_state(cls, state: State, candidates: int, rounds: int) -> ContextRaces:
         naming = cls({}, candidates, rounds)
         naming.races = [(context, Race.from_state(race, rounds)) for context, race in state["races"]]
         naming.measured = [list(own) for own in state["measured"]]

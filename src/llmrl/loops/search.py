@@ -9,13 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.pooling import Estimate, Pool
-from llmrl.core.protocols import Agent, Estimating, Proposer, SearchableAgent
+from llmrl.core.pooling import Estimate, PooledEstimates
+from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import Counter, Kind, ProgressDisplay, RunContext
+from llmrl.loops.compute_requests import Ask, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.race import Race
-from llmrl.loops.requests import Ask, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.search_settings import SearchSettings, warmup_vectors
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
@@ -26,22 +26,22 @@ from llmrl.rollout.batched_evaluator import (
     incumbent_metrics,
     outcome_of,
 )
-from llmrl.run.content import RESULT_EPISODES
+from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.proposals import ProposalLog, read_proposals
 
 
 @runtime_checkable
-class Expecting(Protocol):
+class SearchListener(Protocol):
     """A proposer that wants to know what the loop is going to do."""
 
-    def expect(self, iterations: int, episodes: int, common: bool = False) -> None: ...
+    def on_search_start(self, iterations: int, episodes: int, common: bool = False) -> None: ...
 
 
 @runtime_checkable
-class Fallible(Protocol):
+class ReplacesFailed(Protocol):
     """A proposer that may propose numbers with which nothing can be played."""
 
-    def instead(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    def replacement_for(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
         """What to try, [n, d], for the `vectors` [n, d] it was asked for if those that `failed` [n] returned no
         numbers."""
         ...
@@ -50,10 +50,11 @@ class Fallible(Protocol):
 class SearchLoop:
     """Ask for some vectors, play `episodes` with each, all of them at once, tell what they returned.
 
-    What is known of a vector is the mean over all its episodes, however often it was proposed (`Pool`). The best
-    proposal so far is the one of which that is highest, and luck has helped it: the more are compared, the more. So in
-    the end the best few are measured again, in a `Race` on fresh seeds, whose winner is what the search has found. What
-    that is worth is measured once more, on seeds that decide nothing. The agent keeps it, to be played and filmed.
+    What is known of a vector is the mean over all its episodes, however often it was proposed (`PooledEstimates`). The
+    best proposal so far is the one of which that is highest, and luck has helped it: the more are compared, the more.
+    So in the end the best few are measured again, in a `Race` on fresh seeds, whose winner is what the search has
+    found. What that is worth is measured once more, on seeds that decide nothing. The agent keeps it, to be played and
+    filmed.
 
     An iteration draws random numbers only from the seed sub-tree of its index, so a run that was killed continues bit
     for bit.
@@ -93,8 +94,8 @@ class SearchLoop:
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         self.evaluations = settings.schedule
-        if isinstance(principal, Expecting):
-            principal.expect(settings.iterations, settings.episodes, settings.episode_seeds == "common")
+        if isinstance(principal, SearchListener):
+            principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
         self.warm = settings.warmup == 0
@@ -103,7 +104,7 @@ class SearchLoop:
         self.played = {"episodes": 0, "env_steps": 0}
         self.race: Race | None = None
         # What `proposals.jsonl` says; read back from there.
-        self.pool = Pool(settings.episodes)
+        self.pool = PooledEstimates(settings.episodes)
         self.highest = -np.inf
 
     @property
@@ -136,7 +137,7 @@ class SearchLoop:
         ]
 
     def estimate(self) -> CallEstimate | None:
-        if not isinstance(self.principal, Estimating):
+        if not isinstance(self.principal, EstimatesCalls):
             return None
         return self.principal.estimate(self.iterations, self.candidates, self.warmup)
 
@@ -182,10 +183,12 @@ class SearchLoop:
         metrics = self._tell(vectors, found, _notes(self.principal, len(vectors)))
         self.returns.append(float(found.returns.mean()))
         best = self._best()
-        self.agent.adopt(np.array(best.vector))
+        self.agent.set_parameters(np.array(best.vector))
         self.best_returns.append(best.value)
         metrics["search/best_return"] = best.value
         yield self._row("proposal", metrics)
+        means = found.returns.mean(1)
+        progress.tell(float(means.max()), self.space.in_words(vectors[means.argmax()]))
         if self.evaluations.due(self.iteration):
             yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
         progress.update(self.played["episodes"])
@@ -205,7 +208,7 @@ class SearchLoop:
             yield self._row("race", self.race.metrics("return"))
             progress.update(self.played["episodes"])
             yield SafePoint(self._place, self.state_dict)
-        self.agent.adopt(np.array(self._best().vector))
+        self.agent.set_parameters(np.array(self._best().vector))
 
     @property
     def _place(self) -> int:
@@ -229,8 +232,8 @@ class SearchLoop:
         traced = getattr(self.principal, "episode_steps", 0)
         found = yield self._play(vectors, seeds, traced)
         failed = ~np.isfinite(found.returns).all(1)
-        if failed.any() and isinstance(self.principal, Fallible):
-            vectors = self.space.rounded(self.principal.instead(vectors, failed), clip=False)
+        if failed.any() and isinstance(self.principal, ReplacesFailed):
+            vectors = self.space.rounded(self.principal.replacement_for(vectors, failed), clip=False)
             found = yield self._play(vectors, seeds, traced)
         self._check(vectors, found)
         self._count(found)

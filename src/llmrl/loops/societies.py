@@ -13,8 +13,8 @@ from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, spl
 from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
+from llmrl.loops.compute_requests import DifferentiableUpdate, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.loops.executor import serve
-from llmrl.loops.requests import DifferentiableUpdate, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.rollout.collector import Collector
 
 STEPS = 50
@@ -133,14 +133,18 @@ class Adaptation:
         Returns:
             The episodes, and the metrics of all updates.
         """
-        learns, exposure = self.societies.agents[0].learns, learner is not None
+        learns, reward_jacobian = self.societies.agents[0].learns, learner is not None
         episodes: list[Episode] = []
         losses: list[dict[str, float]] = []
         for i, steps in enumerate(self.pieces if learns else [sum(self.pieces)]):
             if i == 0:
-                rollout = yield self.episode(steps, seeds, vectors, context, learn=learns, exposure=exposure)
+                rollout = yield self.episode(
+                    steps, seeds, vectors, context, learn=learns, reward_jacobian=reward_jacobian
+                )
             else:
-                rollout = yield PlaySteps(collector=self.collector, steps=steps, actions=None, exposure=exposure)
+                rollout = yield PlaySteps(
+                    collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian
+                )
             episodes += rollout.episodes
             draws = seeds if i == 0 else seeds.child("piece").child(i)
             if learner is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.networks.mlp import HIDDEN_GAIN, beside, initialise
+from llmrl.networks.mlp import HIDDEN_GAIN, concatenated, initialise
 
 # (output channels, kernel, stride): the network of Mnih et al. (2015), used for 88x88 views as well.
 LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -42,4 +42,4 @@ class PixelCore(nn.Module):
     def forward(self, pixels: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
         # NHWC bytes stay NHWC in memory (channels_last), the layout CPU and GPU convolutions are fastest on.
         scaled = pixels.movedim(-1, -3).to(self.linear[0].weight.dtype) / 255.0  # type: ignore[arg-type]
-        return self.linear(beside(self.convolutions(scaled).flatten(-3), joined))  # type: ignore[no-any-return]
+        return self.linear(concatenated(self.convolutions(scaled).flatten(-3), joined))  # type: ignore[no-any-return]

@@ -37,7 +37,7 @@ class DRRN(nn.Module):
     def forward(
         self, prompts: tuple[torch.Tensor, torch.Tensor], actions: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Q of every action in every state, [n, n_actions], for texts as `words.padded` gives them."""
+        """Q of every action in every state, [n, n_actions], for texts as `vocabulary.padded` gives them."""
         state = last_states(self.prompt, self.embedding.weight, *prompts)
         action = last_states(self.action, self.embedding.weight, *actions)
         n, m = len(state), len(action)

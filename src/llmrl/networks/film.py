@@ -11,7 +11,7 @@ from torch import nn
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.networks.maps import OneHots
+from llmrl.networks.grid_cores import OneHots
 from llmrl.networks.mlp import HIDDEN_GAIN, initialise
 
 Normalisation = Literal["none", "group", "batch"]

@@ -1,5 +1,5 @@
-"""Layers with the initialisation that PPO implementations share (orthogonal weights, zero biases), and the small
-networks of principals, which are made of nothing else: several choices made at once from one vector of observations."""
+"""Layers with the usual initialisation of PPO (orthogonal weights, zero biases), and principals' small networks of such
+layers, which make several choices at once from one vector of observations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import nn
 HIDDEN_GAIN = math.sqrt(2.0)
 """Orthogonal gain before a ReLU."""
 POLICY_GAIN = 0.01
-"""Small, so that the first policy is close to uniform."""
+"""Orthogonal gain of the policy's last layer, small so that the initial policy is close to uniform."""
 VALUE_GAIN = 1.0
 
 
 def initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
-    """Orthogonal weights with `gain` and zero bias, drawn from `generator` rather than torch's global stream."""
+    """Initialise `layer` with orthogonal weights of `gain`, drawn from `generator`, and zero bias; return it."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -26,20 +26,21 @@ def initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gener
 
 
 def mlp(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear + ReLU for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
+    """Return Linear + ReLU for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
         layers += [initialise(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), nn.ReLU()]
     return nn.Sequential(*layers)
 
 
-def beside(features: torch.Tensor, joined: torch.Tensor | None) -> torch.Tensor:
-    """Features [..., F] with further numbers [..., n] behind them, [..., F + n]; None: there are none."""
+def concatenated(features: torch.Tensor, joined: torch.Tensor | None) -> torch.Tensor:
+    """Return features [..., F] followed by `joined` [..., n], as [..., F + n]; `joined` None: features alone."""
     return features if joined is None else torch.cat([features, joined], dim=-1)
 
 
 class IndependentHeads(nn.Module):
-    """Observations [batch, n_in] -> logits [batch, n_heads, n_choices] of independent choices, and a value [batch]."""
+    """Network from observations [batch, n_in] to logits [batch, n_heads, n_choices] of independent choices and a value
+    [batch]."""
 
     def __init__(
         self, n_in: int, hidden: Sequence[int], n_heads: int, n_choices: int, generator: torch.Generator
@@ -57,9 +58,9 @@ class IndependentHeads(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """Observations [n_in] -> a point [d] of the box between `low` and `high`: low + (high - low) sigmoid(MLP).
+    """Network from observations [n_in] to a point [d] between `low` and `high`: low + (high - low) sigmoid(MLP).
 
-    The last layer begins so small that the first point is close to the middle, whatever is observed.
+    The last layer's weights are initially so small that every point is close to the middle.
     """
 
     low: torch.Tensor

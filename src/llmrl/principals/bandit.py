@@ -1,4 +1,4 @@
-"""What the bandits share: arms and, for each context, the count and mean of what every arm paid."""
+"""Base of the bandits: arms and, for each context, the number and mean of every arm's payoffs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class BanditPrincipal(ABC):
 
     Attributes:
         counts: plays of each arm, [contexts or 1, arms] int64.
-        means: mean payoff of each arm, [contexts or 1, arms] float64; 0 where it was never played.
+        means: mean payoff of each arm, [contexts or 1, arms] float64; 0 for arms that were never played.
 
     Args:
-        space: what is proposed.
-        seeds: of the choices.
+        space: parameter space of the proposals.
+        seeds: seed tree; choices are drawn from its stream `principal`.
         grid: the arms.
     """
 
@@ -41,14 +41,14 @@ class BanditPrincipal(ABC):
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:
-        """The arm to play in a context; `pending` [arms] bool tells which are already chosen to be played beside it.
+        """Return the arm to play in a context; `pending` [arms] bool marks arms already chosen in this step.
 
-        Those are not chosen again as long as there are others: proposals of a step meet the same luck, so that a second
-        play of an arm would tell nothing that the first does not.
+        Pending arms are not chosen again as long as there are others. The proposals of a step share their random
+        numbers, so a second play of an arm would carry no information.
         """
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:  # noqa: B027  (a hook, not a duty)
-        """More to learn than counts and means; called before they are updated."""
+        """Update further statistics of a subclass; called before counts and means are updated."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row, chosen = self.space.row(context), list[int]()
@@ -61,7 +61,8 @@ class BanditPrincipal(ABC):
         return np.stack([self.grid.vector(arm) for arm in chosen])
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Metrics: arms_played (different arms, in this context), best_mean (highest mean payoff of an arm, in it)."""
+        """Update counts and means; return principal/arms_played (number of arms played in the last outcome's context)
+        and principal/best_mean (highest mean payoff of an arm in it)."""
         for outcome in outcomes:
             row, arm = self.space.row(outcome.context), self.grid.arm(outcome.vector)
             self._learn(row, arm, outcome.value)
@@ -82,11 +83,11 @@ class BanditPrincipal(ABC):
         self.rng.bit_generator.state = state["rng"]
 
     def _any(self, allowed: np.ndarray) -> int:
-        """A uniformly random arm of those that `allowed` [arms] marks."""
+        """Return a uniformly random arm of those that `allowed` [arms] bool marks."""
         if allowed.all():
             return int(self.rng.integers(len(allowed)))
         return int(self.rng.choice(np.flatnonzero(allowed)))
 
     def _argmax(self, values: np.ndarray) -> int:
-        """An arm with the highest value; ties are broken at random."""
+        """Return an arm with the highest value; ties are broken at random."""
         return int(self.rng.choice(np.flatnonzero(values == values.max())))

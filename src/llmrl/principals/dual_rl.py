@@ -13,7 +13,7 @@ from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.principals.grid import FINE, default_points
-from llmrl.principals.observed import USUAL, Observed, ObserveSettings
+from llmrl.principals.observation import USUAL, ObserveSettings, PrincipalObservation
 
 
 class DualRLPrincipal:
@@ -70,7 +70,7 @@ class DualRLPrincipal:
         from llmrl.networks.mlp import IndependentHeads
 
         self.space = spec.proposals
-        self.observed = Observed(spec, observe)
+        self.observed = PrincipalObservation(spec, observe)
         self.points = default_points(self.space, FINE) if points is None else points
         if self.points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {self.points}")

@@ -1,4 +1,4 @@
-"""Epsilon-greedy over a grid."""
+"""Epsilon-greedy bandit over a grid of vectors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from llmrl.principals.grid import FINE, fitting_grid
 
 
 class EpsilonGreedyPrincipal(BanditPrincipal):
-    """With probability `epsilon` a uniformly random arm, else the one with the highest mean payoff in the context.
+    """Epsilon-greedy principal: a random arm with probability `epsilon`, else the arm with the best mean payoff.
 
-    Sutton & Barto, Reinforcement Learning (2nd ed.), section 2.4, with sample averages.
+    Means are sample averages per context (Sutton & Barto, Reinforcement Learning, 2nd ed., section 2.4).
 
     Args:
-        space, seeds: what is proposed, and the source of randomness.
-        epsilon: chance of a random arm.
-        points: values a number; None: as many as let each arm be played twice, at most the published
+        space: parameter space of the proposals.
+        seeds: seed tree; choices are drawn from its stream `principal`.
+        epsilon: probability of a uniformly random arm.
+        points: values per number; None: as many as let each arm be played twice, at most the published
             21 for three numbers, 6 for five (9261 and 7776 arms).
-        initial_value: payoff an unplayed arm is taken to have. None: the greedy choice is among played arms only.
-            A value above what can be earned makes it try every arm first; one below, stay with the first good arm.
+        initial_value: assumed payoff of an unplayed arm. None: the greedy choice is among played arms only.
+            A value above all payoffs makes the principal try every arm first; one below, stay with the first good arm.
             The published principal uses 0, which is one or the other depending on the sign of the payoffs.
-        ties: among equally good arms a random one, or the `first` as published.
-        proposals: that the run makes in all its contexts together; None: nobody knows.
+        ties: choice among equally good arms: a `random` one, or the `first` as published.
+        proposals: number of the run's proposals in all contexts together; None: unknown.
     """
 
     def __init__(

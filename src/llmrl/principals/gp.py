@@ -13,7 +13,7 @@ from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.threads import in_turn
+from llmrl.core.threads import exclusive
 from llmrl.core.unit_cube import from_unit, to_unit
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class GaussianProcessPrincipal:
         given = {self.space.dim + i: float(i == row) for i in range(len(self.space.contexts))}
         # BoTorch draws from torch's global stream, which `manual_seed` gives back as it was. Its warnings are of
         # ascents that end early where the acquisition function is flat to rounding: nothing is lost.
-        with in_turn(), manual_seed(seed), warnings.catch_warnings():
+        with exclusive(), manual_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
             model = self._fit()

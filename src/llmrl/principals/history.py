@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llmrl.core.objectives import MEASURES
-from llmrl.core.pooling import Key, Pool, key_of
+from llmrl.core.pooling import Key, PooledEstimates, key_of
 from llmrl.core.records import Outcome, State, Trace
 from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.core.welfare_measures import MEASURES
 
 Policy = Literal["all", "last", "best", "chain", "best_and_last"]
 Contexts = Literal["all", "own"]
@@ -250,8 +250,8 @@ def _digits(value: Any) -> Any:
     return [_digits(each) for each in value] if isinstance(value, list) else float(f"{value:.3g}")
 
 
-def _pool(records: Sequence[Record], fewest: int = 1) -> Pool:
-    pool = Pool(fewest)
+def _pool(records: Sequence[Record], fewest: int = 1) -> PooledEstimates:
+    pool = PooledEstimates(fewest)
     for each in records:
         told = (each["vector"], each["payoff"], each["standard_error"], each["units"], each["episodes"])
         pool.add(*told, each["context"], each["draw"])

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import ChatModel
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import Briefing
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.llms.prompts import Prompt, Prompts
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.prompts import Prompt, PromptFamily
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import json_schema
 from llmrl.principals.history import FEWEST_UNITS, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
@@ -42,7 +42,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
     purpose = FAMILY
 
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings) -> None:
-        self.prompts = Prompts(FAMILY, FOLDER, settings.prompt_folder)
+        self.prompts = PromptFamily(FAMILY, FOLDER, settings.prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
         self.reply_model = _reply_model(spec.proposals)
         self.briefing: Briefing | None = None
@@ -90,9 +90,9 @@ class LLMMechanismPrincipal(LLMPrincipal):
             optimum=self.settings.optimum,
         )
 
-    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> Vectors:
+    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> VectorParser:
         parameters = self.space.parameters
-        return Vectors(
+        return VectorParser(
             self.space.names,
             n,
             [(p.low, p.high) for p in parameters],

@@ -1,4 +1,4 @@
-"""What principals that ask a language model share: asking, retrying, fallbacks, and what of the history is shown."""
+"""Base of principals that ask a language model: questions, repairs, fallbacks, and the history in prompts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.pooling import key_of
-from llmrl.core.protocols import ChatModel
 from llmrl.core.records import CallEstimate, ChatReply, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
-from llmrl.llms.asking import Asker, Question
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
+from llmrl.llms.structured_query import Query, StructuredQuery
 from llmrl.principals.history import Contexts, History, Policy, Record
-from llmrl.principals.reading import Reading
+from llmrl.principals.reply_formats import ParsedReply
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ OutOfRange = Literal["reask", "clamp", "accept"]
 Fallback = Literal["best", "last", "stop"]
 
 REPLY_TOKENS = 150
-"""Tokens of a typical reply, three sentences and a few numbers, that estimates of cost count with, and"""
+"""Tokens of a typical reply, three sentences and up to ten numbers, in estimates of cost."""
 NUMBER_TOKENS = 4
-"""of each number beyond the first ten."""
+"""Tokens of each further number in estimates of cost."""
 NOT_ITS_OWN = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
 MOVED = "numbers of your reply were outside their ranges and were put at the nearest end"
 TOLD = 8
-"""Numbers out of bounds that a reply is told of."""
+"""Most numbers out of bounds that an error message lists."""
 
 
 @dataclass(frozen=True)
 class LLMSettings:
-    """How a model is asked, whatever it sets; each field is an option of `llm_principal`, which says what it means."""
+    """Settings of the questions; each field is an argument of `llm_principal`, which documents it."""
 
     prompt_folder: Path | None
     prompt: str | None
@@ -63,34 +63,34 @@ class LLMSettings:
 
 
 class LLMPrincipal(ABC):
-    """Asks a chat model for the next vector, telling it what is to be set, what for, and what was tried so far.
+    """Principal that asks a chat model for the next vector, given the parameters, the objective and earlier proposals.
 
-    Each step is one conversation. A reply must hold all numbers. An invalid one is shown back with what is wrong, up to
-    `repair_turns` times; then `fallback` decides, and it is counted. Several proposals of a step are asked for in as
-    many questions at once, each of which says which of them it is for; or, `together`, in one question whose reply
-    holds all of them.
+    Each step is one conversation. A reply must hold all numbers. An invalid one is shown back with its error, up to
+    `repair_turns` times; then `fallback` decides, and it is counted. Several proposals of a step are requested in as
+    many simultaneous questions, each with the number of its proposal; or, with `one_prompt_per_batch`, in one question
+    whose reply holds all of them.
 
     If the whole history does not fit into the model's context window, the question holds the records that
     `History.trim` keeps, and says so.
 
     Args:
-        spec: the environment.
-        space: what is proposed.
+        spec: spec of the environment.
+        space: parameter space of the proposals.
         llm: the chat model.
-        settings: how it is asked.
+        settings: settings of the questions.
 
     Attributes:
-        purpose: of the questions, for the call log.
-        together: whether one question asks for all proposals of a step.
-        reasons: why the vectors of the last `ask` were proposed, in the model's words; "" where it gave no reason.
-        fallbacks: which of them the model did not propose: no reply was valid, or its numbers could not be played.
-        iteration: questions answered.
+        purpose: purpose of the questions in the call log.
+        one_prompt_per_batch: whether one question asks for all proposals of a step.
+        reasons: the model's reasons for each vector of the last `ask`; "" where it gave none.
+        fallbacks: whether each vector of the last `ask` is a fallback (no valid reply, or numbers that were unusable).
+        iteration: number of steps asked so far.
     """
 
     parallel = True
     learns_from_others = True
     purpose: str
-    together = False
+    one_prompt_per_batch = False
 
     def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
         self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
@@ -100,40 +100,40 @@ class LLMPrincipal(ABC):
         self.counters = {"moved_numbers": 0, "repeated_proposals": 0}
         self.reasons: list[str] = []
         self.fallbacks: list[bool] = []
-        self.notes: list[str] = []  # what the history is to say of each vector of the last `ask`
-        self.in_reply = 1  # vectors that the replies asked for last were to hold
+        self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
+        self.in_reply = 1  # vectors per reply in the last `ask`
         self.asker = self._new_asker()
 
     @abstractmethod
     def render(
         self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
     ) -> Prompt:
-        """Return the question for number `proposal` (from 1) of the `proposals` of a step.
+        """Return the question for one proposal of a step.
 
         Args:
-            context: its name; None where there are none.
-            proposal, proposals: which of how many.
-            shown: the records in it.
-            selection: says which these are; None: all.
+            context: name of the context; None: the environment has no contexts.
+            proposal, proposals: number of the proposal, from 1, and the number of proposals in the step.
+            shown: records of the history in the question.
+            selection: sentence that says which records these are; None: all.
         """
 
     @abstractmethod
     def schema(self, n: int) -> dict[str, Any] | None:
-        """Return the JSON schema of a reply with `n` vectors; None where it is free text."""
+        """Return the JSON schema of a reply with `n` vectors; None: free text."""
 
     @abstractmethod
-    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> Vectors:
-        """Return what a reader needs to know of the question for `n` vectors, number `proposal` of this step's if there
-        are several."""
+    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> VectorParser:
+        """Return the parser of replies with `n` vectors, for number `proposal` of the step's questions if there are
+        several."""
 
     @abstractmethod
     def repair(self, fault: str) -> Prompt:
-        """Return what follows on an invalid reply."""
+        """Return the prompt that follows on an invalid reply with this `fault`."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        self.in_reply = n if self.together else 1
+        self.in_reply = n if self.one_prompt_per_batch else 1
         self.asker.schema = self.schema(self.in_reply)
         places = range(1, n // self.in_reply + 1)
         asked = [self.asked(self.in_reply, name, k if len(places) > 1 else None) for k in places]
@@ -154,11 +154,11 @@ class LLMPrincipal(ABC):
         self.iteration += 1
         return vectors
 
-    def answered(self, questions: Sequence[Prompt | Question]) -> None:  # noqa: B027 (most need none)
-        """Take note of the questions that the last `ask` asked; what became of them is in `asker.asked`."""
+    def answered(self, questions: Sequence[Prompt | Query]) -> None:  # noqa: B027 (most need none)
+        """Process the questions of the last `ask`, a hook of subclasses; their statistics are in `asker.asked`."""
 
-    def _valid(self, reading: Reading | None, context: str | None, question: int) -> Reading:
-        """`reading`, or what is proposed where no reply was valid."""
+    def _valid(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
+        """Return `reading`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
         if reading is not None:
             return reading
         place = (self.history.generations + 1, question)
@@ -169,19 +169,19 @@ class LLMPrincipal(ABC):
             )
         vector = self.propose_again(context)
         logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *place, vector.tolist())
-        return Reading(np.tile(vector, (self.in_reply, 1)))
+        return ParsedReply(np.tile(vector, (self.in_reply, 1)))
 
     def propose_again(self, context: str | None) -> np.ndarray:
-        """What is proposed for want of anything better: the last vector or the best, else the middle of the bounds."""
+        """Return the fallback vector [d]: the last or the best of the context, else the middle of the bounds."""
         own = self.history.in_context(context)
         best = np.array(own[-1]["vector"]) if self.settings.fallback == "last" and own else self.history.best(context)
         return self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Learn outcomes, of its own proposals or of others'.
+        """Add outcomes, of own or other proposals, to the history and return metrics.
 
-        Metrics, counted since the start of the run: those of `Asker`, and llm/moved_numbers (put inside the bounds),
-        llm/repeated_proposals (made before, or by another question of the same step).
+        Counted since the start of the run are the metrics of `StructuredQuery`, llm/moved_numbers (clipped to the
+        bounds), and llm/repeated_proposals (made before, or by another question of the same step).
         """
         notes, self.notes = self.notes, []
         self.history.add(outcomes, notes if len(notes) == len(outcomes) else [])
@@ -189,14 +189,14 @@ class LLMPrincipal(ABC):
         return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
-        """What `steps` steps of `n` proposals may take, from the prompts they would be asked with; `known` outcomes are
-        told before the first."""
+        """Estimate the calls of `steps` steps of `n` proposals from rendered prompts; `known` outcomes are told before
+        the first step."""
         future = copy.copy(self)
         future.history, future.tried, future.iteration = self._empty_history(), set(), 0
         future.asker = self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
-        # The prompt grows about evenly between these moments.
+        # Between these moments the prompt grows almost linearly.
         moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
         tokens = []
@@ -205,13 +205,13 @@ class LLMPrincipal(ABC):
                 future.history.add([future.history.typical(self.space, future.iteration)] * n)
                 future.iteration += 1
             tokens.append(estimate_tokens(shown_text(future.question(context, n, n))))
-        calls = steps if self.together else steps * n
+        calls = steps if self.one_prompt_per_batch else steps * n
         prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
         reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
         return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
 
     def _empty_history(self) -> History:
-        """One for an estimate: rows are not pooled, as of what is going to be proposed nothing is known."""
+        """Return a history for estimates, without pooling, since repetitions among future proposals are unknown."""
         history = History(self.spec, pooled=False)
         history.typical_steps = self.history.typical_steps
         return history
@@ -232,25 +232,25 @@ class LLMPrincipal(ABC):
         self.notes = list(state["notes"])
         self.tried = {key_of(record["vector"]) for record in self.history.records}
 
-    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Question:
-        """The question for one of the next step's proposals, number `proposal` from 1."""
+    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Query:
+        """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
         selected = self.select(context)
         return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
 
     def select(self, context: str | None) -> list[Record]:
-        """The records that a question is to show, oldest first, if the model's context window takes them."""
+        """Return the records to show in a question, oldest first, before trimming to the context window."""
         chosen = self.settings
         return self.history.select(chosen.history, chosen.window, chosen.contexts, context, chosen.newest)
 
     def _render(
         self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
     ) -> Prompt:
-        """With `n` of the `selected` records."""
+        """Render the question with `n` of the `selected` records."""
         shown = self.history.trim(selected, self.settings.history, n)
         return self.render(context, proposal, proposals, shown, self._selection(context, selected, n))
 
     def _selection(self, context: str | None, selected: list[Record], n: int) -> str | None:
-        """What is left out of the history that shows `n` of the `selected` records, in words; None: nothing is."""
+        """Return a sentence about the records left out if `n` of the `selected` ones are shown; None: none are."""
         chosen = self.settings
         own = chosen.contexts == "own" and bool(self.spec.contexts)
         made = len(self.history.records)
@@ -277,26 +277,27 @@ class LLMPrincipal(ABC):
         return f"Shown are the proposals{here}." if elsewhere else None
 
     def parse(self, text: str) -> np.ndarray:
-        """The vector in a reply, [d], inside the bounds.
+        """Return the vector [d] in a reply, as it will be tried.
 
         Raises:
-            InvalidReply: there is none, or a number is out of bounds.
+            InvalidReply: as `read`.
         """
         vector: np.ndarray = self.read(text).vectors[0]
         return vector
 
-    def read(self, text: str, cut: bool = False, asked: Vectors | None = None) -> Reading:
-        """The vectors in a reply (`in_reply` of them) as they will be tried.
+    def read(self, text: str, cut: bool = False, asked: VectorParser | None = None) -> ParsedReply:
+        """Return the `in_reply` vectors of a reply as they will be tried.
 
         Args:
             text: the reply.
-            cut: it ended because it grew too long.
-            asked: the question; None: one in no context.
+            cut: whether the reply was cut off because it grew too long.
+            asked: parser of the question; None: parser of a question without context.
 
         Raises:
-            InvalidReply: there are none, a number is out of bounds, or a vector was tried before.
+            InvalidReply: the reply holds no vectors; or, depending on the settings, a number is out of bounds or a
+                vector was tried before.
         """
-        found = understand(text, asked or self.asked(self.in_reply), cut)
+        found = parse_answer(text, asked or self.asked(self.in_reply), cut)
         if self.refuses(found.answer):
             try:
                 self.space.check(found.answer)
@@ -306,10 +307,10 @@ class LLMPrincipal(ABC):
         if self.settings.duplicates == "reask":
             self._check_fresh(vectors)
         moved = self.space.outside(found.answer).sum() if self.settings.out_of_range == "clamp" else 0
-        return Reading(vectors, found.reasons, int(moved))
+        return ParsedReply(vectors, found.reasons, int(moved))
 
     def refuses(self, vectors: np.ndarray) -> bool:
-        """Whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
+        """Return whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
         outside = self.space.outside(vectors) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(outside.any())
 
@@ -321,24 +322,24 @@ class LLMPrincipal(ABC):
                 raise InvalidReply(f"{which} proposed already: propose something that was not tried")
             seen.add(key_of(vector))
 
-    def _new_asker(self) -> Asker[Reading]:
-        return Asker(
+    def _new_asker(self) -> StructuredQuery[ParsedReply]:
+        return StructuredQuery(
             self.llm, self.purpose, self._parser(None), self.repair, self.schema(1), self.settings.repair_turns
         )
 
-    def _parser(self, asked: Vectors | None) -> Callable[[ChatReply], Reading]:
+    def _parser(self, asked: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
         return lambda reply: self.read(reply.text, reply.cut, asked)
 
 
-def shown_text(question: Prompt | Question) -> str:
-    """Return all that a question shows, in one text."""
+def shown_text(question: Prompt | Query) -> str:
+    """Return all messages of a question as one text."""
     if isinstance(question, Prompt):
         return question.text
     return "\n".join(str(message["content"]) for message in question.messages)
 
 
 def first_faults(faults: str) -> str:
-    """Return the first few of several faults with semicolons between them."""
+    """Return the first `TOLD` of several faults that semicolons separate, and the number of further ones."""
     listed = faults.split("; ")
     more = f"; and {len(listed) - TOLD} more" if len(listed) > TOLD else ""
     return "; ".join(listed[:TOLD]) + more

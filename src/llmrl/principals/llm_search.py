@@ -12,19 +12,20 @@ from typing import Any, Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import ChatModel, Controller
+from llmrl.core.model_protocols import ChatModel
+from llmrl.core.protocols import Controller
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State, Trace
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.asking import Asked, Question
-from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import json_schema
-from llmrl.principals.conversation import Conversation
+from llmrl.llms.structured_query import Query, QueryStats
 from llmrl.principals.history import FEWEST_UNITS, Record
 from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings, shown_text
-from llmrl.principals.reading import OneProposal, SeveralProposals
+from llmrl.principals.reply_formats import OneProposal, SeveralProposals
+from llmrl.principals.search_conversation import SearchConversation
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class SearchFormat:
     """What questions and replies of a search look like.
 
     Attributes:
-        together: one question asks for all proposals of a step.
+        one_prompt_per_batch: one question asks for all proposals of a step.
         rows: `compact` rows, `[1, -2.5] -> 123.45`, or `named` ones as published, `params[0]: 1; ...`.
         reply: what is asked for: a `json` object, or two `lines` as published (numbers, then the reason).
         count_from: number of the first iteration.
@@ -57,7 +58,7 @@ class SearchFormat:
             many a new one begins with the table. 1: each question is by itself.
     """
 
-    together: bool = False
+    one_prompt_per_batch: bool = False
     rows: Rows = "compact"
     reply: Reply = "json"
     count_from: int = 1
@@ -97,8 +98,8 @@ class LLMSearch(LLMPrincipal):
         settings: LLMSettings,
         form: SearchFormat,
     ) -> None:
-        self.controller, self.form, self.together = controller, form, form.together
-        self.prompts = Prompts(FAMILY, FOLDER, settings.prompt_folder)
+        self.controller, self.form, self.one_prompt_per_batch = controller, form, form.one_prompt_per_batch
+        self.prompts = PromptFamily(FAMILY, FOLDER, settings.prompt_folder)
         if settings.prompt is not None and settings.prompt not in self.prompts.names:
             raise ConfigError(
                 f"principal.prompt={settings.prompt} is none for policy search; there are "
@@ -117,8 +118,8 @@ class LLMSearch(LLMPrincipal):
                 "env.text (auto, a shipped text or a file), or principal.prompt=numeric",
                 spec.name,
             )
-        self.conversation = Conversation(form.turns)
-        self.parallel = form.turns == 1 or form.together
+        self.conversation = SearchConversation(form.turns)
+        self.parallel = form.turns == 1 or form.one_prompt_per_batch
         self.iterations: int | None = None  # of the loop, and
         self.episodes: int | None = None  # its episodes a proposal, once it has told them, and
         self.common = False  # whether all proposals meet the same seeds
@@ -127,12 +128,12 @@ class LLMSearch(LLMPrincipal):
             self.history.typical_steps = self._typical_steps()
         self.counters["unplayable_proposals"] = 0
 
-    def expect(self, iterations: int, episodes: int, common: bool = False) -> None:
+    def on_search_start(self, iterations: int, episodes: int, common: bool = False) -> None:
         """What the loop is going to do: so many iterations, with so many episodes a proposal; on `common` seeds the
         same numbers return the same."""
         self.iterations, self.episodes, self.common = iterations, episodes, common
 
-    def instead(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    def replacement_for(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
         """What to try, [n, d], for the `vectors` [n, d] of the last `ask` if those that `failed` [n] return no numbers.
 
         In their place, what is proposed without a valid reply (with `fallback=stop`, too, for these replies were). The
@@ -146,14 +147,14 @@ class LLMSearch(LLMPrincipal):
         self.notes = [UNPLAYABLE if bad else note for note, bad in zip(self.notes, failed, strict=True)]
         return np.where(failed[:, None], vector, vectors)
 
-    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Question:
+    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Query:
         if self.conversation.goes_on:
             question = self.conversation.question(self._turn())
             if self.llm.fits(list(question.messages)):
                 return question
         return super().question(context, proposal, proposals)
 
-    def answered(self, questions: Sequence[Prompt | Question]) -> None:
+    def answered(self, questions: Sequence[Prompt | Query]) -> None:
         if self.form.turns > 1:
             [question], [asked] = questions, self.asker.asked
             self.conversation.answered(question, asked)
@@ -203,7 +204,7 @@ class LLMSearch(LLMPrincipal):
         """As long as an episode's beginning is, for estimates."""
         n, channel = self.form.episode_steps, self.spec.observation[self.controller.channel]
         seen = np.full((n, *channel.shape), -1.23) if channel.shape else np.full(n, 12)
-        numbers = self.spec.numbers
+        numbers = self.spec.continuous_actions
         done = np.zeros(n, dtype=np.int64) if numbers is None else np.full((n, numbers.dim), -1.23)
         return Trace(seen, done, np.full(n, -1.23))
 
@@ -220,7 +221,7 @@ class LLMSearch(LLMPrincipal):
         one = super().estimate(1, n, known)
         written = "x" * (4 * one.completion_tokens)
         future = copy.copy(self)
-        future.conversation, future.history = Conversation(self.form.turns), self._empty_history()
+        future.conversation, future.history = SearchConversation(self.form.turns), self._empty_history()
         future.tried, future.iteration, future.asker = set(), 0, self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
@@ -228,7 +229,7 @@ class LLMSearch(LLMPrincipal):
         for _ in range(steps):
             question = future.question(None, n, n)
             tokens += estimate_tokens(shown_text(question))
-            future.conversation.answered(question, Asked(replies=1, text=written))
+            future.conversation.answered(question, QueryStats(replies=1, text=written))
             future.history.add([future.history.typical(self.space, future.iteration)] * n)
             future.iteration += 1
         return CallEstimate(steps, steps * (1 + self.settings.repair_turns), tokens, steps * one.completion_tokens)
@@ -244,14 +245,14 @@ class LLMSearch(LLMPrincipal):
         spec, text = self.spec, self.spec.text
         return self.prompts.render(
             self.prompt,
-            **self._fixed(proposals if self.together else 1),
+            **self._fixed(proposals if self.one_prompt_per_batch else 1),
             layout=getattr(self.controller, "layout", None) or self._meanings(),
             name=spec.name,
             horizon=spec.horizon,
             goal=None if text is None else text.goal,
             observation=[] if text is None else text.observation,
             actions=self._actions(),
-            action_numbers=spec.numbers is not None,
+            action_numbers=spec.continuous_actions is not None,
             episodes=self.episodes,
             fresh=self.settings.duplicates == "reask",
             advice=self.form.advice,
@@ -272,11 +273,11 @@ class LLMSearch(LLMPrincipal):
             proposals=proposals,
         )
 
-    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> Vectors:
+    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> VectorParser:
         parameters = self.space.parameters
         actions = self.spec.action_names
         choices = all(p.choice and p.low == 0 and p.high < len(actions) for p in parameters)
-        return Vectors(
+        return VectorParser(
             [f"params[{i}]" for i in range(self.space.dim)],
             n=n,
             bounds=[(p.low, p.high) for p in parameters],
@@ -343,7 +344,7 @@ class LLMSearch(LLMPrincipal):
 
     def _actions(self) -> list[tuple[str, str]]:
         """(action or number of an action, what it is): in the environment's words, else in what is known without."""
-        numbers, told = self.spec.numbers, {} if self.spec.text is None else dict(self.spec.text.actions)
+        numbers, told = self.spec.continuous_actions, {} if self.spec.text is None else dict(self.spec.text.actions)
         if numbers is not None:
             bounds = zip(numbers.names, numbers.low, numbers.high, strict=True)
             said = list(told.values()) if len(told) == numbers.dim else [""] * numbers.dim

@@ -13,7 +13,7 @@ from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.principals.observed import USUAL, Observed, ObserveSettings
+from llmrl.principals.observation import USUAL, ObserveSettings, PrincipalObservation
 
 
 class MetaGradPrincipal:
@@ -62,7 +62,7 @@ class MetaGradPrincipal:
         from llmrl.networks.mlp import BoxHead
 
         self.space = spec.proposals
-        self.observed = Observed(spec, observe)
+        self.observed = PrincipalObservation(spec, observe)
         self._settings = MetaSettings(
             gamma=gamma,
             baseline=baseline,

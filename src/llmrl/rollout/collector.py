@@ -1,4 +1,4 @@
-"""The one rollout: plays a policy in a `VecEnv`, keeps what a learner needs, and reports finished episodes."""
+"""The platform's only rollout: play a policy in a `VecEnv`, store what learners need, report finished episodes."""
 
 from __future__ import annotations
 
@@ -12,38 +12,37 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer, StepObserver, Transition
-from llmrl.core.protocols import Camera, ChannelsOnRequest, LooksAtFrames, Policy, VecEnv, unchanged
-from llmrl.core.records import Act, Array, Observation, State
+from llmrl.core.protocols import Camera, ChannelsOnRequest, NeedsCamera, Policy, VecEnv, unchanged
+from llmrl.core.records import Array, Observation, PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.rollout_buffer import RolloutBuffer, moved
 
 PROGRESS_S = 0.05
-"""Least seconds between two times that observers are told how many steps were made."""
+"""Minimum of seconds between two progress reports to observers."""
 
 
 class Collector:
-    """Steps the games and remembers where they stand between rollouts.
+    """Collector of rollouts that keeps the state of the games between them.
 
-    What a rollout is made of is kept in a `RolloutBuffer`, whose large arrays the next rollout writes over.
+    A rollout is stored in a `RolloutBuffer`, whose large arrays the next rollout overwrites.
 
-    Where the environment keeps its numbers on a device, they stay there, and no step waits for it: what is decided
-    while games go on is decided by what has ended, which the processor knows.
+    Observations and rewards of an environment on a device stay there, and no step waits for the device. Control flow
+    depends only on which games have ended, which the CPU knows.
 
-    A policy that is a `StepObserver` is told of the starts of episodes and of every step; one that is `Memoizing` is
-    told that it stays as it is for a rollout. Whoever else wants to know of them is one of the `observers`, which are
-    told in their order, after the policy.
+    A policy that is a `StepObserver` is told of episode starts and of every step. One that is `Memoizing` is told that
+    its weights stay unchanged during a rollout. After the policy, `observers` are told in their order.
 
     Args:
-        env, policy: what plays.
-        device: of the policy.
-        keep: channels that rollouts for learning hold beside those the policy reads.
-        before_reset: called with the games [n_envs] that are about to be reset, e.g. to set their mechanism; None:
-            nothing is to be done.
-        observers: who watches; without any, nothing is done for them.
+        env, policy: environment, and the policy that acts in it.
+        device: torch device of the policy.
+        keep: channels that rollouts for learning hold in addition to those the policy reads.
+        before_reset: function called with a mask [n_envs] of the games about to be reset, e.g. to set their mechanism;
+            None: no function.
+        observers: observers of steps, episodes and rollouts; without any, no work is done for them.
 
     Raises:
-        ConfigError: the environment has no such channel; later: there is no memory for what is to be kept.
+        ConfigError: the environment has no such channel; in `collect`: too little memory for the rollout.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Collector:
         self._before_reset = before_reset or (lambda games: None)
         self.env, self.policy, self.device = env, policy, torch.device(device)
         self.spec = env.spec
-        if isinstance(policy, LooksAtFrames):
+        if isinstance(policy, NeedsCamera):
             policy.camera = camera(env)
         self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
         self._request((*policy.channels, *keep, *(name for each in observers for name in each.channels)))
@@ -71,14 +70,14 @@ class Collector:
         self._running = EpisodeAccumulator(self.spec)
         self._texts = {name: channel.dtype == "object" for name, channel in self.spec.observation.items()}
 
-    def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None) -> None:
-        """Start new episodes from `seed`, forgetting those in progress; in `games` [n_envs] alone, if they are given:
-        the others wait as if they had ended.
+    def reset(self, seed: int | Sequence[int], games: np.ndarray | None = None, reseed: bool = False) -> None:
+        """Start new episodes from `seed` and discard those in progress.
 
-        An engine that no seed makes reproducible is seeded once, the first time: after that it keeps the games it has
-        built ahead, which another seed would throw away.
+        With a mask `games` [n_envs] bool, only these are played; the others wait as if they had ended. A
+        non-deterministic engine is seeded at the first reset only, since a new seed discards the games it has built
+        ahead; `reseed` seeds it nevertheless.
         """
-        reseed = self.spec.deterministic or self._observation is None
+        reseed = reseed or self.spec.deterministic or self._observation is None
         self._before_reset(np.ones(self.spec.n_envs, dtype=bool))
         self._observation = self.env.reset(seed=seed if reseed else None)
         self._state = None
@@ -90,10 +89,10 @@ class Collector:
 
     @contextmanager
     def observed(self, *observers: Observer) -> Iterator[None]:
-        """A span in which these observe, too, after those there are.
+        """Add `observers` after the present ones for the duration of a `with` block.
 
         Raises:
-            ConfigError: the environment has no such channel as one of them reads.
+            ConfigError: an observer reads a channel that the environment does not offer.
         """
         self._request(tuple(name for each in observers for name in each.channels))
         before, self._observers = self._observers, [*self._observers, *observers]
@@ -104,7 +103,7 @@ class Collector:
 
     @contextmanager
     def unobserved(self) -> Iterator[None]:
-        """A span in which no observer is told anything: of an evaluation between rollouts that are learned from."""
+        """Silence all observers for the duration of a `with` block, e.g. an evaluation between training rollouts."""
         before, self._observers = self._observers, []
         try:
             yield
@@ -116,15 +115,23 @@ class Collector:
         n_steps: int,
         generator: torch.Generator | Sequence[torch.Generator],
         learn: bool = True,
-        keep_exposure: bool = False,
+        keep_reward_jacobian: bool = False,
         greedy: bool = False,
         restart: bool = True,
     ) -> Rollout:
-        """Play `n_steps` steps in every game; without `learn`, observations and values are not kept.
+        """Play `n_steps` steps in every game and return the rollout.
 
-        `keep_exposure` keeps what the environment tells about the mechanism's effect (`EnvSpec.exposure`). `greedy`
-        takes likeliest actions. Without `restart`, games that end wait for the next `reset`, and what they are shown as
-        doing meanwhile means nothing; the rollout is shorter where all games wait.
+        Args:
+            n_steps: steps in each game; fewer are played once all games wait.
+            generator: random numbers of the actions.
+            learn: store observations, log-probabilities and values.
+            keep_reward_jacobian: store `Step.reward_jacobian` (needs `EnvSpec.has_reward_jacobian`).
+            greedy: take the most probable actions.
+            restart: reset games that end; else they wait for the next `reset`, with meaningless actions meanwhile.
+
+        Raises:
+            RuntimeError: `reset` was never called.
+            ValueError: `learn` without `restart`.
         """
         if self._observation is None:
             raise RuntimeError("Collector.reset(seed) must come before the first collect()")
@@ -132,7 +139,7 @@ class Collector:
             raise ValueError("a learner needs rollouts of games that go on: restart=True")
         buffer, watching = self._buffer, self._told()
         counted, counted_at = 0, time.monotonic()
-        buffer.begin(n_steps, learn, keep_exposure)
+        buffer.begin(n_steps, learn, keep_reward_jacobian)
         with unchanged(self.policy):
             for _ in range(n_steps):
                 waiting = self._restart(watching) if restart else self._ended
@@ -166,7 +173,7 @@ class Collector:
             observer.on_progress(steps)
 
     def _restart(self, watching: Sequence[StepObserver]) -> np.ndarray:
-        """Begin new episodes in the games that have ended; returns the games that wait after that, none, [n_envs]."""
+        """Reset the games that have ended; return the mask [n_envs] of games that still wait: all False."""
         waiting = self._ended
         if waiting.any():
             assert self._observation is not None
@@ -177,33 +184,33 @@ class Collector:
                 each.on_reset(waiting, self._observation)
         return np.zeros_like(waiting)
 
-    def _act(self, generator: torch.Generator | Sequence[torch.Generator], greedy: bool) -> Act:
-        """Let the policy decide in all games, with no memory in those whose episode begins; it is kept."""
+    def _act(self, generator: torch.Generator | Sequence[torch.Generator], greedy: bool) -> PolicyOutput:
+        """Let the policy act in all games, with zero memory where an episode begins, and store the output."""
         assert self._observation is not None
         fresh, self._fresh = self._fresh, np.zeros_like(self._fresh)
         if self._state is not None and fresh.any():
             self._state = torch.where(self._buffer.tensor(fresh)[:, None, None], 0, self._state)
         before, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
         act = self.policy.act(read, before, generator, greedy)  # type: ignore[arg-type]
-        # Learners go back through what is remembered, which autograd allows of ordinary tensors alone.
+        # Learners differentiate through the memory, and autograd rejects inference tensors.
         self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
         self._buffer.add_act(fresh, self._observation, read, before, act)
         return act
 
     @property
     def observation(self) -> Observation:
-        """What is decided on next. Raises RuntimeError before the first `reset`."""
+        """Observation that the next action is chosen for. Raises RuntimeError before the first `reset`."""
         if self._observation is None:
             raise RuntimeError("Collector.reset(seed) must come before there is anything to observe")
         return self._observation
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """Who watches."""
+        """Present observers."""
         return self._observers
 
     def state_dict(self) -> State:
-        """Where the games stand. Empty where the engine cannot be restored: then `reset` follows a resume."""
+        """Return the state of the games; empty where the engine cannot be restored, so that a resume must `reset`."""
         if not self.spec.deterministic:
             return {}
         return {
@@ -219,7 +226,7 @@ class Collector:
         if not state:
             return
         self.env.load_state_dict(state["env"])
-        # Checkpoints are read onto the processor.
+        # Checkpoints are loaded onto the CPU.
         self._observation = self._at_env(_with_texts(state["observation"]))
         self._state = None if state["state"] is None else self._buffer.tensor(state["state"])
         self._fresh = np.array(state["fresh"])
@@ -227,19 +234,19 @@ class Collector:
         self._running = EpisodeAccumulator(self.spec, state["running"])
 
     def close(self) -> None:
-        """Tell the observers that nothing more is to come."""
+        """Close the observers."""
         for observer in self._observers:
             observer.close()
 
     def _told(self) -> list[StepObserver]:
-        """Who is told of steps: the policy, if it wants to know, then the observers."""
+        """Return who is told of steps: the policy, if it is a `StepObserver`, then the observers."""
         return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]
 
     def _request(self, channels: Sequence[str]) -> None:
-        """See to it that the environment observes `channels`.
+        """Make the environment compute `channels`.
 
         Raises:
-            ConfigError: it has no such channel.
+            ConfigError: the environment has no such channel.
         """
         if missing := [name for name in channels if name not in self.spec.observation]:
             raise ConfigError(
@@ -259,7 +266,7 @@ class Collector:
 
 
 def camera(env: VecEnv) -> Camera:
-    """What agents are shown of their game: each its own view, where the environment can draw it, else all the world."""
+    """Return a function from a game's index to one frame per agent: its own view (`render_players`), else the world."""
     views = getattr(env, "render_players", None)
     if callable(views):
         return lambda game: list(views(game))
@@ -267,14 +274,14 @@ def camera(env: VecEnv) -> Camera:
 
 
 def _plain_texts(observation: Observation | None) -> dict[str, Any] | None:
-    """An observation as checkpoints hold it: texts as lists."""
+    """Return an observation as checkpoints hold it: arrays of texts become lists."""
     if observation is None:
         return None
     return {name: x.tolist() if str(getattr(x, "dtype", "")) == "object" else x for name, x in observation.items()}
 
 
 def _with_texts(observation: dict[str, Any] | None) -> Observation | None:
-    """What `_plain_texts` was made of."""
+    """Invert `_plain_texts`."""
     if observation is None:
         return None
     return {name: np.array(x, dtype=object) if isinstance(x, list) else x for name, x in observation.items()}

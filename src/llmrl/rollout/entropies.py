@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llmrl.core.records import Act, Array
+from llmrl.core.records import Array, PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.summaries import Entropy
 
@@ -41,7 +41,7 @@ class Entropies:
         self._told: list[torch.Tensor | None] = []
         self._views: dict[Entropy, torch.Tensor] = {}
 
-    def add(self, observation: Mapping[str, Any], act: Act) -> None:
+    def add(self, observation: Mapping[str, Any], act: PolicyOutput) -> None:
         """What was seen in a step, which may be written over later, and what the policy made of it."""
         if not self._asked:
             return

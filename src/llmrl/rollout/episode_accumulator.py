@@ -1,4 +1,4 @@
-"""Episodes in progress, and what is told of those that are over."""
+"""Running sums of episodes in progress, and the records of finished episodes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
 
 BLOCK = 2**22
-"""Numbers that are summed up together at most, so that long rollouts of many games need little memory."""
+"""Most numbers that are summed at once, so that long rollouts of many games need little memory."""
 
 
 class EpisodeAccumulator:
-    """Sums of the episodes in progress, over whole rollouts at once.
+    """Running sums of the episodes in progress, updated with whole rollouts.
 
-    They stay on the device that the numbers are on, and only those of episodes that are over are fetched from it.
+    The sums stay on the environment's device; only those of finished episodes are copied to the CPU.
 
     Args:
-        spec: of the environment.
-        state: of earlier sums, to go on from; None: no step was played yet.
+        spec: spec of the environment.
+        state: state of earlier sums; None: no step was played yet.
     """
 
     def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
         self.spec = spec
         self._device = torch.device(spec.device or "cpu")
-        # Columns: reward, base reward, gains and their times on the clock, of each agent; then the rows of a step; then
-        # of each metric that follows from them what is above the line, and what is below it.
+        # Columns: reward, base reward, number of gains and sum of their times, of each agent; then the rows of a step;
+        # then numerator and denominator of each derived metric.
         self._derived = [how for how in spec.metrics.values() if not isinstance(how, str)]
         shape = (spec.n_envs, 4 * spec.n_agents + len(spec.rows) + 2 * len(self._derived))
         self._means = np.array([how == "mean" for how in spec.per_step.values()], dtype=bool)
@@ -45,14 +45,15 @@ class EpisodeAccumulator:
     def add(
         self, reward: Array, base_reward: Array, info: Array, ends: np.ndarray, waiting: np.ndarray
     ) -> list[Episode]:
-        """Add T steps; returns the episodes that end in them, in the order of their ends and then of the games.
+        """Add T steps; return the episodes that end in them, ordered by their ends and then by game.
 
         Args:
-            reward, base_reward: [T, n_envs, n_agents], where the environment keeps its numbers.
+            reward, base_reward: rewards after and before the mechanism, [T, n_envs, n_agents], on the environment's
+                device.
             info: `EnvSpec.rows` in their order, [rows, T, n_envs].
-            ends: [T, n_envs] bool, NumPy: the game's episode ends with this step.
-            waiting: [n_envs] bool, NumPy: games that wait for a new episode after these steps; nothing counts that
-                they show after their last end.
+            ends: whether the game's episode ends with this step, [T, n_envs] bool, NumPy.
+            waiting: whether a game waits for a reset after these steps, [n_envs] bool, NumPy; its steps after its last
+                end are discarded.
         """
         told = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
         steps = self._steps(ends) if self._derived else None
@@ -83,7 +84,7 @@ class EpisodeAccumulator:
         return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
 
     def so_far(self, game: int) -> Episode | None:
-        """The episode that `game` is in, as if it ended now; None before its first step."""
+        """Return the present episode of `game` as if it ended now; None before its first step."""
         if self._clock == self._begun[game]:
             return None
         sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
@@ -91,17 +92,17 @@ class EpisodeAccumulator:
         return episode
 
     def _steps(self, ends: np.ndarray) -> np.ndarray:
-        """How many steps of its episode each game had played before each step, [T, n_envs] float64."""
+        """Return the number of steps of its episode that each game had played before each step, [T, n_envs] float64."""
         clock = self._clock + np.arange(len(ends))[:, None]
         begun = np.vstack([self._begun[None], np.where(ends[:-1], clock[1:], 0)])
         return (clock - np.maximum.accumulate(begun)).astype(np.float64)
 
     def _numbers(self, told: list[torch.Tensor], first: int, steps: torch.Tensor | None) -> torch.Tensor:
-        """What is summed up of t steps from `first` on the clock, [t, n_envs, columns] float64."""
+        """Return the numbers to sum for t steps from time `first`, [t, n_envs, columns] float64."""
         reward, base_reward, info = told
         rows = dict(zip(self.spec.rows, info.unbind(-1), strict=True))
         gained = base_reward > 0
-        # float64 holds these sums of whole numbers exactly.
+        # float64 holds these sums of integers exactly.
         clock = torch.arange(first, first + len(reward), dtype=torch.float64, device=self._device)
         columns = [reward, base_reward, gained, gained * clock[:, None, None], info]
         columns += [part[..., None] for how in self._derived for part in how.parts(rows, steps)]
@@ -118,7 +119,7 @@ class EpisodeAccumulator:
             self._sums[:, self._last] = numbers[-1][:, self._last]
 
     def _taken(self, games: np.ndarray, now: int) -> torch.Tensor:
-        """The sums of `games` [k], [k, columns], which begin anew."""
+        """Return the sums of `games` [k], [k, columns], and reset them."""
         index = torch.from_numpy(games).to(self._device)
         sums = self._sums[index]
         self._sums.index_fill_(0, index, 0.0)
@@ -126,7 +127,7 @@ class EpisodeAccumulator:
         return sums
 
     def _episodes(self, sums: np.ndarray, begun: np.ndarray, ended: np.ndarray, games: np.ndarray) -> list[Episode]:
-        """Of `sums` [k, columns]: episodes from `begun` [k] to before `ended` [k] on the clock."""
+        """Return the episodes with `sums` [k, columns] and steps from time `begun` [k] to before `ended` [k]."""
         spec, length = self.spec, ended - begun
         agents, rows = 4 * spec.n_agents, len(spec.rows)
         returns, base_returns, gains, gain_times = np.split(sums[:, :agents], 4, axis=1)

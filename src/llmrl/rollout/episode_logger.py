@@ -1,4 +1,4 @@
-"""The log of episodes that are played: who did what on which grounds, step by step, and films of it."""
+"""The log of episodes that are played: who did what on which grounds, step by step, and videos of it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.objectives import Objective
+from llmrl.core.frames import with_text_column
 from llmrl.core.observers import Observer, Transition
-from llmrl.core.pictures import beside
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, State, embedded, on_host
 from llmrl.core.rollouts import Episode
+from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_results import add_spent, episode_row
-from llmrl.run.episodes import EpisodeFiles
+from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
 
-HEIGHT, SOCIETY_HEIGHT, COLUMN = 480, 640, 520
-"""Of a frame, of one with several players, and width of the column with words beside the picture; pixels."""
+HEIGHT, SOCIETY_HEIGHT = 480, 640
+"""Of a frame, and of one with several players, pixels."""
 _NOT_SPENT = ("steps", "return", "thoughts", "recorded", "filmed")
 MOST_SHOWN = 9
 """Players whose words are shown: as many as there is room for, with two lines each."""
@@ -101,7 +101,7 @@ class EpisodeLogger(Observer):
 
     def on_step(self, transition: Transition) -> None:
         """What was seen and done, and what it led to."""
-        act, step = transition.act, transition.step
+        act, step = transition.output, transition.step
         actions, reward = on_host(act.action), on_host(step.reward)
         for game in self._games():
             so_far = self._so_far[game]
@@ -174,10 +174,10 @@ class EpisodeLogger(Observer):
         if "text" in observation:
             line["observation"] = embedded(str(observation["text"][game, agent]))
         taken = actions[game, agent]
-        if self.spec.numbers is None:
+        if self.spec.continuous_actions is None:
             line["action"] = self.spec.action_names[int(taken)]
         else:
-            line["action"] = dict(zip(self.spec.number_names, taken.tolist(), strict=True))
+            line["action"] = dict(zip(self.spec.continuous_action_names, taken.tolist(), strict=True))
         return {**line, **{k: x for k, x in note.items() if k != "lesson_took"}, "reward": float(reward[game, agent])}
 
     def _count(self, so_far: dict[str, Any], note: Mapping[str, Any]) -> None:
@@ -213,7 +213,8 @@ class EpisodeLogger(Observer):
         if "agent" in line:
             # The picture shows them all, so a line of what else is known must do.
             known = _in_short(line.get("observation", ""))
-            return [(f"player {line['agent'] + 1}: {action}", f"{known}\n{thought}".strip() or "-")]
+            who = f"player {line['agent'] + 1}" + (f", {line['model']}" if "model" in line else "")
+            return [(f"{who}: {action}", f"{known}\n{thought}".strip() or "-")]
         return [
             ("observation", _readable(line.get("observation", ""))),
             ("lesson", str(line.get("lesson", ""))),
@@ -228,7 +229,7 @@ class EpisodeLogger(Observer):
         if len(words) > MOST_SHOWN:
             shown.append(("and", f"{len(words) - MOST_SHOWN} more players"))
         height = HEIGHT if self.spec.n_agents == 1 else SOCIETY_HEIGHT
-        self.files.frame(self.first_episode + game, beside(picture, [head, *shown], height, COLUMN))
+        self.files.frame(self.first_episode + game, with_text_column(picture, [head, *shown], height, FILM_COLUMN))
 
 
 def _copied(so_far: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.bootstrap import describe
-from llmrl.core.objectives import Objective
 from llmrl.core.rollouts import Episode
-from llmrl.rollout.welfare import judged, measures
-from llmrl.run.content import RESULTS_NAME
+from llmrl.core.welfare_measures import Objective
+from llmrl.rollout.episode_summaries import judged, measures
+from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.files import write_json
 
 SPENT = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")

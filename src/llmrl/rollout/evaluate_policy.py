@@ -1,4 +1,4 @@
-"""Episodes played to measure something: the same ones for whoever plays them."""
+"""Evaluation of policies on episodes that are the same for every policy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector
 
 UNKNOWN_HORIZON = 1000
-"""Taken for the horizon where an engine alone knows when an episode ends; an eighth of it is played between two looks
-at what has ended."""
+"""Assumed horizon of environments without one, in steps; ends of episodes are checked every eighth of it."""
 
 
 def evaluate_policy(
@@ -24,23 +23,22 @@ def evaluate_policy(
     prepare: Callable[[], None] = lambda: None,
     exactly: bool = False,
 ) -> list[Episode]:
-    """Play the first episode of every game, in as many rounds as give `n` episodes; all of the last round count.
+    """Play rounds of one episode per game until there are `n` episodes; return all of them, round by round.
 
-    A game that is over waits for the longest of its round: where episodes differ in length, short ones would otherwise
-    be counted more often than they occur.
+    A finished game waits for the longest of its round. Otherwise short episodes would be overrepresented.
 
     Args:
-        collector: env and policy; it needs a reset before it is used otherwise.
-        n: episodes, >= 1.
-        seeds: round i is seeded with `env i` and draws actions from `actions i`, so that policies are compared in the
-            same games.
-        greedy: take the likeliest action.
-        prepare: called before each round, to set mechanism and context.
-        exactly: the last round has only the games that are missing, for players that cost something.
+        collector: environment and policy; it must be reset before any other use.
+        n: least number of episodes, >= 1.
+        seeds: seed tree; round i is seeded with `env i` and draws actions from `actions i`, so that all policies play
+            the same games.
+        greedy: take the most probable actions.
+        prepare: function called before each round, e.g. to set mechanism and context.
+        exactly: return exactly `n` episodes: the last round has only the missing games, for players that cost money.
     """
     spec = collector.spec
     horizon = spec.horizon or UNKNOWN_HORIZON
-    # A round is over when its longest first episode is: looked after in pieces, as few wait for the horizon.
+    # Few episodes last until the horizon, so their ends are checked after each piece.
     piece = max(1, horizon // 8)
     episodes: list[Episode] = []
     i = 0
@@ -50,7 +48,7 @@ def evaluate_policy(
         collector.reset(seeds.integer(f"env {i}"), games)
         generator = seeds.torch(f"actions {i}")
         finished: dict[int, Episode] = {}
-        with unchanged(collector.policy):  # what is read in one piece need not be read again in the next
+        with unchanged(collector.policy):  # so that memoised values last from one piece to the next
             while len(finished) < games.sum():
                 played = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
                 finished |= {episode.game: episode for episode in played}

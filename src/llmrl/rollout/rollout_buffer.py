@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from llmrl.core.ram import need_memory
-from llmrl.core.records import Act, Array, Observation, Step, on_host
+from llmrl.core.records import Array, Observation, PolicyOutput, Step, on_host
 from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.texts import Texts, TextTable
+from llmrl.core.text_array import TextArray, TextTable
 from llmrl.rollout.entropies import Entropies
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 
@@ -42,21 +42,21 @@ class RolloutBuffer:
         self._texts = {name: channel.dtype == "object" for name, channel in spec.observation.items()}
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def begin(self, n_steps: int, learn: bool, keep_exposure: bool) -> None:
+    def begin(self, n_steps: int, learn: bool, keep_reward_jacobian: bool) -> None:
         """Make ready for a rollout of at most `n_steps`; without `learn`, observations and values are not kept.
 
         Raises:
             ConfigError: there is no memory for what is to be kept.
         """
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
-        self._shape, self._learn, self._keep_exposure = shape, learn, keep_exposure
+        self._shape, self._learn, self._keep_reward_jacobian = shape, learn, keep_reward_jacobian
         self.played = 0
         self._reward, self._base_reward = self._zeros(shape), self._zeros(shape)
-        self._exposure: Array | None = None
+        self._reward_jacobian: Array | None = None
         self._terminated, self._truncated, self._first, self._ends = (np.zeros(shape[:2], dtype=bool) for _ in range(4))
         self._per_step = tuple(self.spec.per_step)
         self._info = self._zeros((len(self.spec.rows), *shape[:2]))
-        numbers = self.spec.numbers
+        numbers = self.spec.continuous_actions
         self._action = (
             self._buffer("action", shape, torch.int64)
             if numbers is None
@@ -75,7 +75,12 @@ class RolloutBuffer:
         self._told: list[Mapping[str, Any]] = []
 
     def add_act(
-        self, fresh: np.ndarray, observation: Observation, read: Mapping[str, Any], state: torch.Tensor | None, act: Act
+        self,
+        fresh: np.ndarray,
+        observation: Observation,
+        read: Mapping[str, Any],
+        state: torch.Tensor | None,
+        act: PolicyOutput,
     ) -> None:
         """Keep what was decided in the next step.
 
@@ -110,11 +115,11 @@ class RolloutBuffer:
         t = self.played
         self.played += 1
         self._reward[t], self._base_reward[t], self._terminated[t] = step.reward, step.base_reward, step.terminated
-        if self._keep_exposure:
-            assert step.exposure is not None
-            if self._exposure is None:
-                self._exposure = self._zeros((*self._shape, step.exposure.shape[-1]))
-            self._exposure[t] = step.exposure
+        if self._keep_reward_jacobian:
+            assert step.reward_jacobian is not None
+            if self._reward_jacobian is None:
+                self._reward_jacobian = self._zeros((*self._shape, step.reward_jacobian.shape[-1]))
+            self._reward_jacobian[t] = step.reward_jacobian
         self._truncated[t] = np.asarray(step.truncated) & ~np.asarray(step.terminated)
         if self._env_device is None:
             for i, name in enumerate(self._per_step):
@@ -169,11 +174,11 @@ class RolloutBuffer:
             base_reward=self.tensor(base_reward),
             terminated=self.tensor(self._terminated[:n]),
             truncated=self.tensor(self._truncated[:n]),
-            first=self.tensor(self._first[:n]),
+            episode_start=self.tensor(self._first[:n]),
             next_value=self._next_value[:n],
             info=dict(zip(self._per_step, on_host(info[: len(self._per_step)]), strict=True)),
             episodes=episodes,
-            exposure=None if self._exposure is None else self.tensor(self._exposure[:n]),
+            reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n]),
             # A policy that starts from nothing starts from zeros.
             state=torch.zeros_like(state) if before is None and state is not None else before,
         )
@@ -195,8 +200,8 @@ class RolloutBuffer:
             stored[name][t] = x
             return
         if name not in stored:
-            stored[name] = Texts(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
-        stored[name].ids[t] = Texts.of(x, stored[name].table).to(self.device).ids
+            stored[name] = TextArray(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
+        stored[name].ids[t] = TextArray.of(x, stored[name].table).to(self.device).ids
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)

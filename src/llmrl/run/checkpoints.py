@@ -1,11 +1,11 @@
-"""Checkpoints: everything a run needs to go on exactly, in files that cannot be half-written or half-believed.
+"""Checkpoints: everything that an exact resume of a run needs, in files that are written atomically and verified.
 
-A file is what `torch.save` writes, then a footer: 8 bytes `llmrl-ck` and the SHA-256 of all that precedes the footer.
-It is written beside its final name, synced and renamed, so the newest file under a final name is whole unless the
-disk failed, and then the digest says so and the checkpoint before it is used.
+A file is the output of `torch.save`, then a footer: 8 bytes `llmrl-ck` and the SHA-256 of all bytes before the footer.
+It is written under a temporary name, synced and renamed, so a file under its final name is complete unless the disk
+failed. In that case the digest does not match, and the previous checkpoint is used.
 
-Files are read with `weights_only=True`, which builds tensors and plain data and nothing else, so a checkpoint from a
-stranger cannot run code. NumPy arrays and scalars are stored as tagged bytes and come back as what they were.
+Files are read with `weights_only=True`, which builds only tensors and plain data, so an untrusted checkpoint cannot run
+code. NumPy arrays and scalars are stored as tagged bytes and restored with their types.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from llmrl.core.disk import beside, remove, why
+from llmrl.core.atomic_files import remove, replacing, why
 from llmrl.core.errors import CheckpointError
 from llmrl.core.records import State
 
@@ -35,10 +35,10 @@ _NAME = re.compile(r"checkpoint_(\d{9})\.pt")
 
 
 class CheckpointStore:
-    """The checkpoints of one run in `folder`, of which the `keep` newest stay.
+    """The checkpoints of one run in `folder`; only the `keep` newest are kept.
 
-    Reading changes nothing on disk, so a run can be evaluated while it trains.
-    """
+    Reading does not change files, so a run can be evaluated while it trains. With a `config_hash`, checkpoints of
+    another config are refused."""
 
     def __init__(self, folder: Path, keep: int = 2, config_hash: str = "") -> None:
         if keep < 1:
@@ -48,19 +48,19 @@ class CheckpointStore:
         self.config_hash = config_hash
 
     def paths(self) -> list[Path]:
-        """Checkpoint files, oldest first."""
+        """Return the checkpoint files, oldest first."""
         return sorted(path for path in self.folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name))
 
     def path(self, iteration: int) -> Path:
-        """The file of an iteration's checkpoint, whether it is there or not."""
+        """Return the file of an iteration's checkpoint, whether or not it exists."""
         return self.folder / f"checkpoint_{iteration:09d}.pt"
 
     def save(self, iteration: int, state: State) -> Path:
-        """Write the checkpoint of `iteration` and remove what it supersedes.
+        """Write the checkpoint of `iteration`, remove checkpoints that are no longer kept, and return the new file.
 
         Raises:
-            TypeError: the state holds something other than tensors, arrays and plain data; names where.
-            CheckpointError: the file cannot be written (disk full, folder gone); earlier checkpoints are untouched.
+            TypeError: the state has a value other than tensors, arrays and plain data; the message names its place.
+            CheckpointError: the file cannot be written (disk full, folder gone); earlier checkpoints are unchanged.
         """
         import torch
 
@@ -75,7 +75,7 @@ class CheckpointStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.clean()
-            with beside(path) as file:
+            with replacing(path) as file:
                 writer.file = file
                 torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
                 file.write(MAGIC + writer.digest())
@@ -87,10 +87,10 @@ class CheckpointStore:
         return path
 
     def load(self, path: Path) -> tuple[int, State]:
-        """Iteration and state of one checkpoint file.
+        """Return the iteration and state of one checkpoint file, with tensors on the CPU.
 
         Raises:
-            CheckpointError: the file is missing, damaged, holds objects other than data, or belongs to another config.
+            CheckpointError: the file is missing, damaged, of another format or config, or holds more than plain data.
         """
         import torch
 
@@ -120,10 +120,10 @@ class CheckpointStore:
             raise CheckpointError(f"{path} is not a checkpoint of this program: {error!r}") from error
 
     def load_newest(self) -> tuple[int, State] | None:
-        """The newest whole checkpoint; a damaged one is warned of and the one before it used. None if there is none.
+        """Return iteration and state of the newest intact checkpoint, with warnings for damaged ones; None without any.
 
         Raises:
-            CheckpointError: all are damaged, or the newest whole one belongs to another config.
+            CheckpointError: all are damaged, or the newest intact one cannot be used (another config or format).
         """
         damaged: list[str] = []
         for path in reversed(self.paths()):
@@ -144,26 +144,26 @@ class CheckpointStore:
         return None
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written, or had no time to remove. For the owner of the run only."""
+        """Remove partial and superseded files that a killed process left. Only the owner of the run may call this."""
         for leftover in [*self.folder.glob(".checkpoint_*.tmp"), *self.paths()[: -self.keep]]:
             remove(leftover)
 
     def _prune(self, newest: Path) -> None:
-        # Files of later iterations are damaged ones that loading went past: this run is now behind them.
+        # Files of later iterations are damaged: loading skipped them, and the run resumed from an earlier one.
         for path in [p for p in self.paths() if p.name > newest.name] + self.paths()[: -self.keep]:
             path.unlink(missing_ok=True)
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The bytes of a checkpoint are not the bytes that were written."""
+    """The error of a checkpoint file that is cut short or does not match its digest."""
 
 
 class _HashingWriter:
-    """Passes writes on to `file` and digests them on the way, so that a checkpoint is in memory only once.
+    """A writer that passes data on to `file` and hashes it, so that a checkpoint is in memory only once.
 
     Attributes:
-        file: to be set before the first write.
-        error: of a write that failed; torch tells of it without saying why.
+        file: file to write to; set it before the first write.
+        error: error of a failed write, because torch reports the failure without its cause.
     """
 
     file: IO[bytes]
@@ -196,7 +196,7 @@ def _check_digest(path: Path, data: bytes) -> None:
 
 
 def _encode(value: Any, where: str) -> Any:
-    """`value` as a fresh structure that `weights_only` loading can read, the same bytes for the same content."""
+    """Return a copy of `value` that `weights_only` loading can read; equal content gives equal bytes."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             raise TypeError(f"{where} is an array of Python objects, which checkpoints do not hold")

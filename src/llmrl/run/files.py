@@ -1,4 +1,4 @@
-"""Writing small files so that a reader, or a crash, never meets half of one; reading them without trusting them."""
+"""Atomic writes of small files, so that neither a reader nor a crash meets half a file; reading of JSON lines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.disk import beside, why
+from llmrl.core.atomic_files import replacing, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.secrets import redact, redact_all
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8), secrets redacted, in one step: write beside it, then rename over it.
+    """Replace `path` by `text` (UTF-8, secrets redacted) atomically: write a file beside it, then rename that.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -23,21 +23,29 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step.
+    """Replace `path` by `content` atomically.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
     try:
-        with beside(path) as file:
+        with replacing(path) as file:
             file.write(content)
     except OSError as error:
         raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as indented JSON, in one step; numbers that are not finite become null."""
+    """Replace `path` by `content` as indented JSON, secrets redacted, atomically; numbers that are not finite become
+    null, arrays become lists. Raises RunFolderError as `write_atomic`."""
     write_atomic(path, json.dumps(redact_all(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_script(path: Path, function: str, key: str, content: Any) -> None:
+    """Replace `path` by a script that calls `function(key, content)`, atomically: a page opened from disk may load
+    scripts, but no other files. The text is ASCII without `<`, so no content can end the script or a line of it."""
+    text = json.dumps([key, redact_all(_plain(content))], separators=(",", ":"), allow_nan=False)
+    write_atomic(path, f"{function}(...{text});\n".replace("<", "\\u003c"))
 
 
 def _plain(value: Any) -> Any:
@@ -51,9 +59,8 @@ def _plain(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file with one JSON object a line, UTF-8; none where there is no such file.
-
-    Only a line feed ends a line: texts may hold the other characters that Unicode breaks lines at.
+    """Return the objects of a UTF-8 file with one JSON object a line; an unfinished last line is left out, and a
+    missing file gives an empty list. Only a line feed ends a line: texts may hold Unicode's other line separators.
     """
     if not path.is_file():
         return []
@@ -61,10 +68,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """The folder that `names` lead to from a run folder, which need not be there yet.
+    """Return the path `folder/<names>` inside a run folder; it need not exist.
 
     Raises:
-        RunFolderError: a link leads elsewhere, and whoever made the run folder may have put it there.
+        RunFolderError: a part of the path is a symbolic link, which the creator of the run folder may have planted.
     """
     path = folder
     for name in names:

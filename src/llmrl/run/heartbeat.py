@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from llmrl.core.threads import helping
+from llmrl.core.threads import daemon_thread
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Heartbeat:
         self._path, self._still = path, still
         self._stopped = threading.Event()
         # A daemon thread, because a long step of the main thread must not make the process look dead.
-        helping("llmrl-heartbeat", self._beat).start()
+        daemon_thread("llmrl-heartbeat", self._beat).start()
 
     def stop(self) -> None:
         """Touch it no more."""

@@ -1,8 +1,8 @@
-"""`run.log`: what is logged while a run goes on.
+"""`run.log`: the log messages of a run.
 
-A process may compute several runs, each in a thread of its own. What is logged in a thread of a run (and in those that
-it starts by `llmrl.core.threads.helping`) goes to the file of that run, and of those that wait for it. What is logged
-where no run is known, such as warnings of libraries in threads of their own, goes to the files of all.
+A process may compute several runs, each in a thread of its own. Messages in a thread of a run (and in threads that it
+starts by `llmrl.core.threads.daemon_thread`) go to the file of that run, and of runs that wait for it. Messages of
+other threads, such as those of libraries, go to the files of all runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from llmrl.core.disk import why
+from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.printable import printable
 from llmrl.core.secrets import redact
@@ -24,18 +24,18 @@ FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _here: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
-"""The files of the run of this thread: its own the last, before it those of runs that wait for it."""
+"""Log files of this thread's run: those of runs that wait for it, then its own."""
 
 
 class SafeFormatter(logging.Formatter):
-    """Writes records printable and without secrets: tracebacks hold what servers and files say, too."""
+    """A formatter that removes control characters and secrets, which tracebacks may hold from servers and files."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(printable(super().format(record)))
 
 
 class _Handler(logging.FileHandler):
-    """Says once that the file cannot be written, where the library would print a traceback for each line."""
+    """A file handler that reports a failed write once, where `logging` would print a traceback for each message."""
 
     told = False
 
@@ -46,7 +46,7 @@ class _Handler(logging.FileHandler):
 
 
 class LogFile:
-    """Writes what is logged into the folder of a run, from construction until `close`.
+    """A log file in a run folder, which receives log messages from construction until `close`.
 
     Raises:
         RunFolderError: the file cannot be opened.
@@ -70,7 +70,7 @@ class LogFile:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Let what this thread logs go to this file, and to those of runs that wait for it."""
+        """Return a context in which messages of this thread go to this file, and to those of runs that wait for it."""
         before = _here.get()
         _here.set((*self._waiting, self))
         try:
@@ -79,29 +79,29 @@ class LogFile:
             _here.set(before)
 
     def write(self, log: logging.Logger, level: int, message: str) -> None:
-        """Write a message into the file alone: what is shown on the terminal is the command line's business."""
+        """Write a message to the file only, not to the terminal."""
         with self.here():
             self._handler.handle(log.makeRecord(log.name, level, __file__, 0, message, (), None))
 
     def close(self) -> None:
-        """Stop writing; asked again, it does nothing."""
+        """Stop writing and close the file; a second call does nothing."""
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
             _talkative.end()
             _here.set(tuple(file for file in _here.get() if file is not self))
             try:
                 self._handler.close()
-            except OSError as error:  # what is left could not be written; the run has been told of that
+            except OSError as error:  # the rest could not be written, which the run has noticed already
                 sys.stderr.write(f"{self._handler.baseFilename} cannot be written: {error}\n")
 
 
 def files_here() -> tuple[LogFile, ...]:
-    """Return the open files of the run of this thread, its own the last; none where no run is known."""
+    """Return the open log files of this thread's run, its own last; empty in a thread without a run."""
     return _here.get()
 
 
 class _Talkative:
-    """Lets the package tell of what it does as long as a run's file is open."""
+    """A switch that sets the package's log level to INFO as long as a run's log file is open."""
 
     def __init__(self) -> None:
         self._lock, self._open, self._level = threading.Lock(), 0, logging.NOTSET

@@ -23,9 +23,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from llmrl.core.errors import RunFolderError
+from llmrl.core.errors import Diverged, RunFolderError
 from llmrl.core.run_context import Counter, Kind
-from llmrl.run.lines import LineFile
+from llmrl.run.line_file import LineFile
 from llmrl.run.sinks.fan_out import FanOut
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
 
@@ -40,6 +40,8 @@ leaves out of its plots the runs that lack one of them: so only what all runs ha
 KINDS: tuple[Kind, ...] = get_args(Kind)
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 KIND, X = "kind", "x"
+LOSS = "loss/"
+"""What names of metrics of updates begin with."""
 _NO_METRICS = frozenset({KIND, X, *COUNTERS})
 _ANYWHERE = (TIME, SPENT)
 """Of metrics that rows of every kind may have."""
@@ -47,7 +49,7 @@ _ANYWHERE = (TIME, SPENT)
 TextOf = Callable[[Mapping[str, Any]], str | None]
 """From a line of metrics to the Markdown to show beside it, if any. Asked once for each line, in their order."""
 PicturesOf = Callable[[Mapping[str, Any]], Iterable[Path]]
-"""The same for pictures and films, as files."""
+"""The same for pictures and videos, as files."""
 
 
 class MetricLog:
@@ -62,6 +64,7 @@ class MetricLog:
 
     Attributes:
         digest: of all that was logged since, the clock's numbers aside.
+        finite_only: whether a loss that is not finite ends the run.
 
     Raises:
         RunFolderError: the file has fewer lines, or cannot be written.
@@ -91,6 +94,7 @@ class MetricLog:
         self._elapsed = float(kept[-1][TIME + "elapsed_s"]) if kept else 0.0
         self._x = _x(kept[-1]) if kept else 0
         self.digest = 0
+        self.finite_only = False
         self._texts: dict[str, TextOf] = {}
         self._pictures: dict[str, PicturesOf] = {}
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
@@ -105,7 +109,7 @@ class MetricLog:
         self._attached({tag: text_of}, {})
 
     def attach_pictures(self, tag: str, pictures_of: PicturesOf) -> None:
-        """Show pictures and films beside rows, under `tag`: beside those there are and those to come."""
+        """Show pictures and videos beside rows, under `tag`: beside those there are and those to come."""
         self._pictures[tag] = pictures_of
         self._attached({}, {tag: pictures_of})
 
@@ -169,12 +173,7 @@ class MetricLog:
         if not self._file.closed:
             self._file.close()
             summary = dict(final or {})
-            numbers = {
-                FINAL + name: value
-                for name, value in summary.items()
-                if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
-            }
-            self._sinks.close(Ending(state, error, numbers, self._x, time.time(), summary))
+            self._sinks.close(Ending(state, error, final_numbers(summary), self._x, time.time(), summary))
 
     def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Wait a while for sinks that go on closing, less long once `hurried`, and report those that lack something."""
@@ -214,6 +213,8 @@ class MetricLog:
     def _finite(self, x: int, name: str, value: float) -> float | None:
         if math.isfinite(value):
             return value
+        if self.finite_only and name.startswith(LOSS):
+            raise Diverged(f"+debug=anomaly: {name} is {value} at {x}")
         if name not in self._not_finite:
             self._not_finite.add(name)
             log.warning("metric %s is %s at %d (told once for each metric)", name, value, x)
@@ -312,6 +313,15 @@ def _x(row: Mapping[str, Any]) -> int:
 def _digest(line: Mapping[str, Any], before: int) -> int:
     same = {name: value for name, value in line.items() if not name.startswith((TIME, SPENT))}
     return zlib.crc32(json.dumps(same).encode(), before)
+
+
+def final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the floats of what a run found as metrics `Final/<name>`, without what has a curve."""
+    return {
+        FINAL + name: value
+        for name, value in summary.items()
+        if isinstance(value, float) and "/" not in name and not name.startswith("llm_")
+    }
 
 
 def row_of(number: int, line: Mapping[str, Any]) -> Row:

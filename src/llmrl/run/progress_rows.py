@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
-from llmrl.core.terminal import drawing
 
 if TYPE_CHECKING:
     import rich.progress
 
-    from llmrl.run.status import Progress as Numbers
+    from llmrl.run.bars import Bars
+    from llmrl.run.status import RunProgress as Numbers
 
 _row: ContextVar[DisplayRow | None] = ContextVar("llmrl_progress_row", default=None)
 
@@ -30,17 +30,21 @@ class RowsDisplay:
         terminal: whether to draw bars; None: if standard error is a terminal.
     """
 
-    def __init__(self, runs: int, every_s: float = 30.0, terminal: bool | None = None) -> None:
+    def __init__(self, runs: int, every_s: float = 60.0, terminal: bool | None = None) -> None:
         self._runs, self._every_s = runs, every_s
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
-        self._bars: rich.progress.Progress | None = None
+        self._bars: Bars | None = None
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[float, float]] = {}  # of each run the share that is done, and steps a second
+        self._news: dict[str, str] = {}
+        self._lines = 0
         self._told = time.monotonic()
 
     def __enter__(self) -> RowsDisplay:
         if self._terminal:
-            self._bars = bars()
+            from llmrl.run.bars import Bars
+
+            self._bars = Bars()
             self._bars.start()
         return self
 
@@ -59,12 +63,21 @@ class RowsDisplay:
         share = min(numbers.done / numbers.total, 1.0) if numbers.total else 0.0
         with self._lock:
             self._rows[name] = share, numbers.steps_per_second or 0.0
+            self._news[name] = numbers.news
             if (now := time.monotonic()) - self._told < self._every_s:
                 return
             self._told = now
             shares, speeds = zip(*self._rows.values(), strict=True)
+            # One of them in turn: a line has no room for all.
+            told = sorted(each for each, news in self._news.items() if news)
+            shown = told[self._lines % len(told)] if told else ""
+            self._lines += 1
+            news = f"; {shown}: {self._news[shown]}" if shown else ""
         done, speed = sum(shares) / len(shares), sum(speeds)
-        sys.stderr.write(f"{len(shares)} of {self._runs} runs under way, {done:.1%} of these, {speed:,.4g} a second\n")
+        sys.stderr.write(
+            printable(f"{len(shares)} of {self._runs} runs under way, {done:.1%} of these, {speed:,.4g} a second{news}")
+            + "\n"
+        )
 
 
 class DisplayRow:
@@ -86,7 +99,7 @@ class DisplayRow:
             self._display.tell(self._name, numbers)
             return
         if self._task is None:
-            self._task = drawn.add_task(self._name, total=None, unit="", speed="")
+            self._task = drawn.add_task(self._name, total=None, unit="", speed="", news="")
         drawn.update(
             self._task,
             description=printable(f"{self._name} {description}"),
@@ -94,25 +107,10 @@ class DisplayRow:
             completed=numbers.done,
             unit=numbers.unit,
             speed=speed,
+            news=printable(numbers.news),
         )
 
 
 def row_here() -> DisplayRow | None:
     """Return the place of the run of this thread in the display of several; None where there is none."""
     return _row.get()
-
-
-def bars() -> rich.progress.Progress:
-    """Return bars, not started, of tasks with the fields `unit` and `speed`, on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        console=Console(file=drawing(sys.stderr)),
-    )

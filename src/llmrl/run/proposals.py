@@ -1,5 +1,5 @@
-"""`proposals.jsonl`: every vector that a search tried, what it returned and why it was proposed, as it happens; and the
-proposals of a run, whichever loop it had, for readers."""
+"""`proposals.jsonl`, a log of all vectors of a policy search with their returns and reasons; and reading the proposals
+of any run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.fields import read_object
-from llmrl.run.content import SUMMARY_NAME, saved_state
+from llmrl.core.plain_data import read_object
+from llmrl.run.artifacts import SUMMARY_NAME, saved_state
 from llmrl.run.files import read_lines
-from llmrl.run.lines import LineFile
+from llmrl.run.line_file import LineFile
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 
@@ -21,11 +21,11 @@ FILE_NAME = "proposals.jsonl"
 
 
 class ProposalLog:
-    """Appends lines to `proposals.jsonl` in a run folder.
+    """A writer of `proposals.jsonl` in a run folder.
 
     Args:
-        folder: the run folder.
-        lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or 0.
+        folder: run folder.
+        lines: number of lines to which an existing file is cut first: `position()` at the resumed checkpoint, or 0.
 
     Raises:
         RunFolderError: the file has fewer lines, or cannot be written.
@@ -35,11 +35,11 @@ class ProposalLog:
         self._file = LineFile(folder / FILE_NAME, lines)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """One line of JSON."""
+        """Append one line of JSON."""
         self._file.write([json.dumps(line, allow_nan=False, ensure_ascii=False)])
 
     def position(self) -> int:
-        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from."""
+        """Sync the file to disk and return its number of lines, which a checkpoint stores."""
         return self._file.position()
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class ProposalLog:
 
 
 def read_proposals(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's `proposals.jsonl`; none where there is no such file."""
+    """Return the complete lines of a run's `proposals.jsonl`; empty if there is no such file."""
     return read_lines(folder / FILE_NAME)
 
 
@@ -56,14 +56,14 @@ class Proposed:
     """A vector that was proposed and measured.
 
     Attributes:
-        step: principal step, or iteration of a search, counted from 1; 0 for what was tried before a search.
-        candidate: its number in that step, from 0.
-        objective: what it was measured to give: the mean of `values`, the objective of each episode.
-        standard_error: of the objective; NaN where it cannot be told.
-        context: it was proposed for; empty where there is none.
-        parameters: its numbers by name; of a policy, whose parameters have no names in the file, by their place.
-        reasoning: why, where the principal says it.
-        fallback: the principal could not answer, and this took the place of its proposal.
+        step: principal step, or iteration of a search, from 1; 0 for vectors tried before a search.
+        candidate: number of the vector in that step, from 0.
+        objective, values: measured objective, which is the mean of `values`, the objectives of its episodes.
+        standard_error: standard error of the objective; NaN if unknown.
+        context: name of the context it was proposed for; empty without contexts.
+        parameters: values by name; those of a policy by index, because its parameters have no names in the file.
+        reasoning: reason that the principal gave; may be empty.
+        fallback: whether it replaces a proposal, because the principal could not answer.
     """
 
     step: int
@@ -78,12 +78,12 @@ class Proposed:
 
 
 def read_proposed(folder: Path) -> list[Proposed]:
-    """The proposals of the run in `folder`, in their order: of a search from `proposals.jsonl`, of mechanism design
-    from the summary or, while there is none, from the newest checkpoint.
+    """Return the proposals of the run in `folder`, in order: of a search from `proposals.jsonl`, of mechanism design
+    from the summary or, before there is one, from the newest checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is damaged.
-        ValueError, KeyError, TypeError: a file is.
+        CheckpointError: no checkpoint can be read.
+        ValueError, KeyError, TypeError: another file is damaged.
     """
     if lines := read_proposals(folder):
         return [
@@ -121,7 +121,7 @@ def _history(folder: Path) -> list[dict[str, Any]]:
         pass
     metrics = folder / METRICS_NAME
     if not metrics.is_file() or not read_metrics(metrics, "proposal"):
-        return []  # nobody proposes here, or nothing has been measured: a large checkpoint need not be read
+        return []  # the run has no proposals, so its checkpoint, which may be large, need not be read
     _, state = saved_state(folder)
     return list(state.get("history", []))
 

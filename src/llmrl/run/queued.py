@@ -1,7 +1,7 @@
-"""`queued.json`: the latest time a launcher took a run on, before any process works on it.
+"""`queued.json`: record of the latest launcher that took a run on, written before any process works on the run.
 
-It tells runs that wait apart from runs nobody has asked for, and where to look for what a job printed. The launcher
-writes it, the run itself never does, so the two cannot overwrite each other's news.
+It distinguishes waiting runs from runs that were never launched, and names the file with the job's output. Only the
+launcher writes it, never the run itself, so neither can overwrite the other's records.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.fields import read_object, record_of
+from llmrl.core.plain_data import parse_record, read_object
 from llmrl.run.files import write_json
 from llmrl.run.heartbeat import is_fresh
-from llmrl.run.owner import process_exists, this_machine
+from llmrl.run.ownership import process_exists, this_machine
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
-"""File in a launch's folder that its process touches as long as it lives."""
+"""File in the folder of a launch, which the launching process touches as long as it lives."""
 
 _OF_ROWS = {"beside": [], "deaths": 0}
-"""Fields that only runs have which share a process, and their values for all others."""
+"""Fields that only runs in a shared process have, with their values for all other runs."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    """Who took a run on.
+    """The record of a launch: which process took a run on, and for which backend.
 
     Attributes:
-        backend: dotted name of the class that computes it (`llmrl.sweeps.backends`).
-        attempt: attempts the run had had by then; it has started once its status tells of a later one.
-        job_id: the scheduler's, `123` or `123_4` in an array; empty where a backend has no scheduler.
-        machine, pid, process_start: the launching process; without a scheduler, the queue ends with it.
-        host: its name.
+        backend: dotted name of the class that computes the run (`llmrl.sweeps.backends`).
+        attempt: number of attempts before the launch; the run has started once its status has a later attempt.
+        job_id: scheduler's id, `123`, or `123_4` in an array; empty if the backend has no scheduler.
+        machine, pid, process_start: launching process; without a scheduler, its queue ends with it.
+        host: host name of the launching machine.
         sweep: folder of the launch.
-        log: file that gets what the job prints.
-        cluster, user: whose queue the scheduler is asked for; empty where there is none.
-        submitted: Unix time, seconds.
+        log: file for the output of the job.
+        cluster, user: cluster and user of the scheduler's queue; empty without a scheduler.
+        submitted: time of the launch, Unix seconds.
         code: digest of the package's code at that time (`run.provenance.code_digest`).
-        overrides: what was typed for this run, as Hydra overrides.
-        error: why the scheduler would not have it; empty if it has.
-        cancelled: who or what cancelled it before it began; empty if nobody has.
-        beside: folders of the other runs that its process computes; what ends the process ends them all.
-        deaths: times that its process died in this launch, after which it was taken on again.
+        overrides: Hydra overrides of this run as typed.
+        error: reason why the scheduler refused the job; empty if it accepted it.
+        cancelled: who or what cancelled the run before it began; empty if it was not cancelled.
+        beside: folders of the other runs in its process, which end when the process ends.
+        deaths: number of times that its process died in this launch, after which it was taken on again.
     """
 
     backend: str
@@ -68,26 +68,26 @@ class Queued:
     deaths: int = 0
 
     def write(self, folder: Path) -> None:
-        """Replace the record in `folder`."""
+        """Replace the record in the run folder `folder`, atomically."""
         content = asdict(self)
         write_json(folder / FILE_NAME, {key: x for key, x in content.items() if x or key not in _OF_ROWS})
 
     def launcher_lives(self) -> bool:
-        """Whether the launching process is there still; of another machine's, whether it has been heard of lately."""
+        """Return whether the launching process exists; on another machine, whether its `ALIVE_NAME` file is fresh."""
         if self.machine == this_machine():
             return process_exists(self.machine, self.pid, self.process_start)
         return is_fresh(Path(self.sweep) / ALIVE_NAME)
 
 
 def read_queued(folder: Path) -> Queued | None:
-    """The record in `folder`; None if no launcher has taken the run on.
+    """Return the record in the run folder `folder`; None if no launcher has taken the run on.
 
     Raises:
-        RunFolderError: the file is not such a record.
+        RunFolderError: the file is not a valid record.
     """
     path = folder / FILE_NAME
     try:
-        return record_of(Queued, {**_OF_ROWS, **read_object(path)})
+        return parse_record(Queued, {**_OF_ROWS, **read_object(path)})
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -95,8 +95,8 @@ def read_queued(folder: Path) -> Queued | None:
 
 
 def cancelled_by(folder: Path, who: str) -> None:
-    """Write down that the user cancelled a run, which nobody has begun since it was taken on. One that begins all the
-    same has a later attempt, and this counts no more; one that cannot be written down stays as it is.
+    """Record that a waiting run was cancelled, by `who` in words. If the run begins all the same, it has a later
+    attempt and the record no longer counts. A record that cannot be written is only logged as a warning.
     """
     try:
         queued = read_queued(folder)
@@ -107,7 +107,7 @@ def cancelled_by(folder: Path, who: str) -> None:
 
 
 def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
-    """Say so if the code of `attempt`, by its digest, is not the code that a launcher took the run on with."""
+    """Log a warning if the code of `attempt`, by its `digest`, differs from the code at the time of the launch."""
     try:
         submission = read_queued(folder)
     except RunFolderError as error:

@@ -1,4 +1,4 @@
-"""One run: its folder, and all that happens in it around the loop. The loop itself needs few lines of it:
+"""One run: its folder, and everything that is written there around the loop. A loop uses it like this:
 
 with Run.open(root, name, config, overrides, seed) as run:
     if run.finished:
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from llmrl.core.disk import remove
+from llmrl.core.atomic_files import remove
 from llmrl.core.errors import (
     BudgetExhausted,
     Interrupted,
@@ -32,12 +32,11 @@ from llmrl.core.errors import (
     keep_traceback,
     short_error,
 )
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
 from llmrl.core.secrets import refuse, refuse_arguments
-from llmrl.run import owner, status
-from llmrl.run.checkpoints import CheckpointStore
-from llmrl.run.content import (
+from llmrl.run import ownership, status
+from llmrl.run.artifacts import (
     CONFIG_NAME,
     PARTIAL_BACKUP,
     RUN_KEY,
@@ -46,46 +45,48 @@ from llmrl.run.content import (
     save_config,
     set_aside,
 )
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.config_hash import config_hash
 from llmrl.run.files import write_atomic, write_json
-from llmrl.run.folder import config_hash, run_folder
+from llmrl.run.folder import run_folder
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
-from llmrl.run.progress import Progress
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
 from llmrl.run.sinks.sink import Opening, Sink
-from llmrl.run.tensorboard import hyperparameters_of
+from llmrl.run.tensorboard_file import hyperparameters_of
 
 log = logging.getLogger(__name__)
 
 TRACEBACK_NAME = "traceback.txt"
 GRACE_S = 5.0
-"""How long a run that was told to stop may take to its next safe point, where it can save on the way there. Elsewhere
-it is interrupted a little later (`llmrl.run.signals`)."""
+"""Seconds after a stop signal at which `Run.within_grace` saves and stops. A loop that does not call it is interrupted
+later (`llmrl.run.signals.GIVE_UP_S`)."""
 LONG_S = 4.0
-"""A way between two safe points that takes longer may have to be given up; what is before it is to be saved then."""
+"""Seconds between two safe points from which a stop may discard the work between them, so that the run saves first."""
 _SAVING_SHARE = 0.1
-"""Most of a run's time that is spent on saving for that reason."""
+"""Largest share of a run's time that is spent on such saves."""
 
 
 class Run:
-    """A run folder held by this process. Make one with `Run.open`; use it as a context manager.
+    """A run folder that this process owns. Create one with `Run.open` and use it as a context manager.
 
     Attributes:
         folder: the run folder.
-        seed, config: what the run is a function of; `config` is a resolved, plain mapping.
+        seed, config: inputs that determine the run; `config` is a resolved, plain mapping.
         digest: hash of the config.
         state: `new`, `resumed`, or `finished` (nothing is left to do, and nothing may be written).
-        restored: the state of the checkpoint to resume from; None if there is none.
-        iteration: the iteration of that checkpoint, 0 for a new run.
-        metrics, checkpoints: where to log and to save; not there for a finished run.
-        stop: whether a signal asks to stop.
-        status: the content of `status.json`.
-        result: the run's scalar; set it before leaving the context.
-        summary: what the loop found, as plain data; set it before leaving the context, it is saved as `summary.json`.
-        processes: those that compute the run together. This one is the first of them, which alone writes to the folder;
-            the others hold a `Follower`. Made by `llmrl.run.joint.open_run`.
+        restored: state of the checkpoint to resume from; None without one.
+        iteration: iteration of that checkpoint; 0 for a new run.
+        metrics, checkpoints: metric log and checkpoint store; a finished run has neither.
+        stop: flag that a signal sets to stop the run.
+        status: content of `status.json`.
+        result: scalar result of the run; set it before leaving the context.
+        summary: findings of the loop as plain data, saved as `summary.json`; set it before leaving the context.
+        processes: processes that compute the run together. Only the first one, which holds this object, writes to the
+            folder; the others hold a `Worker` (`llmrl.run.distributed.open_run`).
     """
 
     metrics: MetricLog
@@ -106,25 +107,25 @@ class Run:
         digest: str | None = None,
         sinks: Callable[[], Mapping[str, Sink]] = dict,
     ) -> Run:
-        """Find or create the run's folder and take hold of it.
+        """Find or create the run folder and take ownership of it; return the run.
 
         Args:
             root: folder of all outputs.
-            name: folder of this experiment or sweep inside it.
-            config: the resolved config as plain data.
-            overrides: the command line's; they make the folder readable and are the sinks' hyperparameters.
-            seed: the run's seed.
-            resume: go on from the newest checkpoint of an unfinished run; False: start it anew.
-            rerun: start anew even if the run is finished or cannot be resumed. Old content is moved aside.
-            checkpoint_every_s: how often `safe_point` saves, in seconds; 0: every time.
-            digest: the hash of the config, where it is known already.
-            sinks: makes those that its metrics, texts and pictures go to beside `metrics.jsonl`, by the names of their
-                options; not called for a run that is finished.
+            name: folder of this experiment or sweep inside `root`.
+            config: resolved config as plain data.
+            overrides: overrides of the command line, for the label of the folder and the hyperparameters of sinks.
+            seed: seed of the run.
+            resume: whether to resume an unfinished run from its newest checkpoint; False: start it anew.
+            rerun: whether to start anew even if the run is finished or cannot be resumed. Old content is moved aside.
+            checkpoint_every_s: seconds between saves at safe points; 0: save at every safe point.
+            digest: hash of the config, if it is known already.
+            sinks: function that makes the sinks, by option name, for metrics, texts and pictures; not called for a
+                finished run.
 
         Raises:
             ConfigError: the config or an override holds a secret.
             RunFolderError: the folder cannot be written or is in use by another process.
-            CheckpointError: there are checkpoints and none can be used.
+            CheckpointError: there are checkpoints, but none can be used.
         """
         run = cls()
         overrides = list(overrides)
@@ -134,14 +135,16 @@ class Run:
         private = bool(config.get("private", True))
         run.folder = run_folder(root, name, run.digest, overrides, seed, private)
         run.checkpoint_every_s = checkpoint_every_s
-        before = _before(run.folder, rerun)
-        interrupted = (run.folder / PARTIAL_BACKUP).exists()  # somebody began a rerun and did not get far
+        before = status.latest(run.folder, rerun)
+        interrupted = (run.folder / PARTIAL_BACKUP).exists()  # a rerun was killed while it moved the old content
         again = rerun or interrupted
         if not again and run._is_finished(before):
             return run
         made = sinks()  # before anything is moved or written
-        run._ownership = owner.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
-        if not again and run._is_finished(_before(run.folder, rerun)):  # by who owned it until just now
+        run._ownership = ownership.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
+        if not again and run._is_finished(
+            status.latest(run.folder, rerun)
+        ):  # the previous owner may have just finished it
             run._release()
             return run
         try:
@@ -168,8 +171,8 @@ class Run:
         self.result: float | None = None
         self.summary: dict[str, Any] = {}
         self.checkpoint_every_s = 60.0
-        self.processes = Processes()
-        self._ownership: owner.Ownership | None = None
+        self.processes = ProcessGroup()
+        self._ownership: ownership.Ownership | None = None
         self._log_file: LogFile | None = None
         self._saved: int | None = None  # iteration of the newest checkpoint
         self._last_checkpoint = self._last_safe_point = time.monotonic()
@@ -177,11 +180,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier attempt has finished this run, so that there is nothing to do."""
+        """Whether an earlier attempt has finished this run; then nothing is left to do."""
         return self.state == "finished"
 
     def _is_finished(self, before: status.Status | None) -> bool:
-        """Whether this status says that nothing is left to do, which is then taken over."""
+        """Return whether the status `before` is that of a finished run; if so, take it over."""
         if before is None or before.state != "finished":
             return False
         self.state, self.status, self.result = "finished", before, before.result
@@ -241,7 +244,7 @@ class Run:
                 self._release()
                 self.stop.__exit__()
         if error is None or (isinstance(error, Stopped) and error.together):
-            # Nobody leaves before all is written: who starts processes may end those that are left.
+            # All wait until everything is written: a launcher may kill the other processes once one of them exits.
             self.processes.barrier()
         if error is not cause and error is not None:
             raise error from cause
@@ -254,11 +257,11 @@ class Run:
             raise
 
     def checkpoint(self, iteration: int, state: State) -> Path:
-        """Save `state` as the checkpoint of `iteration` (iterations done so far) now. Signals wait until it is saved.
+        """Save `state` now as the checkpoint of `iteration` (iterations done so far); return its file. Signals wait.
 
         Raises:
-            CheckpointError: it cannot be written.
-            RunFolderError: another process has taken over the folder, or somebody has changed what the run writes.
+            CheckpointError: the checkpoint cannot be written.
+            RunFolderError: another process has taken over the folder, or has changed the run's `metrics.jsonl`.
         """
         self._check_held()
         with self._logged(), self.saving():
@@ -270,31 +273,35 @@ class Run:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around what belongs to a checkpoint: signals wait, and the time is counted as that of the checkpoint that
-        makes it count."""
+        """Return a context for work on a checkpoint: signals wait, and its time counts as part of that checkpoint's."""
         begun = time.monotonic()
         with self.stop.saving():
             yield
             self._saving_takes += time.monotonic() - begun
 
     def mark(self) -> State:
-        """Where the run's files stand now. To be part of a state that is kept to be saved later; else added then."""
+        """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
         return {RUN_KEY: {"metrics_lines": self.metrics.position()}}
 
     def checkpoint_due(self) -> bool:
-        """Whether `checkpoint_every_s` have passed since the last checkpoint, or the way from the last safe point to
-        this one was so long that the way to the next may have to be given up. To be asked once at every safe point."""
+        """Return whether to save at this safe point; call it once at each. Saves are due `checkpoint_every_s` after the
+        last one, or earlier where safe points are more than `LONG_S` apart, so that a stop discards less work."""
         now = time.monotonic()
         way, self._last_safe_point = now - self._last_safe_point, now
         since = now - self._last_checkpoint
         return since >= self.checkpoint_every_s or (way > LONG_S and self._saving_took < _SAVING_SHARE * since)
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
-        """To be called where the loop could be resumed from: saves when due, and stops here if a signal asked for it.
+        """Mark a point from which the loop can be resumed: save when due, and stop if a signal asked for it.
+
+        Args:
+            iteration: number of iterations done.
+            state: function that returns everything the rest of the run depends on, without side effects.
 
         Raises:
-            Stopped: after saving, so that nothing is lost.
-            RunFolderError: somebody has changed what the run writes.
+            Stopped: a signal asked to stop; the state is saved.
+            RunFolderError: `metrics.jsonl` was removed, replaced or changed by another process.
+            ProcessesError: the processes of this run have logged different numbers.
         """
         self.metrics.check()
         signal_number, due = agreed(self.processes, self.stop.signal, self.checkpoint_due(), self.metrics.digest)
@@ -304,19 +311,19 @@ class Run:
             raise Stopped(self.folder, signal_number)
 
     def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
-        """To be called often on the way to the next safe point, where `state` still is what it was at the last one: if
-        that way is too long for the time a scheduler gives, the work since then is given up and done again later.
+        """Stop early if a signal came more than `GRACE_S` ago; call it often between two safe points. `state` must
+        return the state of the last safe point: the work since then is discarded, and repeated on resume.
 
         Raises:
-            Stopped: after saving.
+            Stopped: a signal asked to stop; `state()` is saved.
         """
-        if any(self.processes.everyone(self.stop.waiting_s > GRACE_S)):
+        if any(self.processes.all_gather_object(self.stop.waiting_s > GRACE_S)):
             with self._logged():
                 log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
             self.safe_point(iteration, state)
 
     def given_up(self) -> Stopped:
-        """What ends a run that was told to stop and is too far from its next safe point."""
+        """Return the exception for a run that was told to stop and is too far from its next safe point."""
         assert self.stop.signal is not None
         kept = "nothing was to be saved yet, the run begins anew"
         if self._saved is not None:
@@ -324,32 +331,31 @@ class Run:
         return Stopped(self.folder, self.stop.signal, kept, together=False)
 
     def _overdue(self) -> None:
-        """Record the end of the process, whose main thread is where no signal interrupts it. Waits for no lock."""
+        """Record the end of the process when its main thread is in a call that no signal interrupts. Takes no lock."""
         stopped = self.given_up()
         if self._ownership is not None and self._ownership.held:
             self.status.state, self.status.error = stopped.state, stopped.brief
-            # If that fails, the folder is one whose process is gone, and goes on all the same.
+            # If that fails, the run looks like one of a killed process, and can be resumed all the same.
             with suppress(OSError, RunFolderError):
                 self.status.write(self.folder)
             self._ownership.release()
         os.write(2, f"\n{stopped}\n".encode())
 
     def _logged(self) -> AbstractContextManager[None]:
-        """Around what may be done for this run in a thread of others: what it logs is this run's."""
+        """Return a context whose log messages go to this run's log file, also in a thread that several runs share."""
         return nullcontext() if self._log_file is None else self._log_file.here()
 
     @contextmanager
     def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
-        """For a block that asks a language model where the loop could be resumed from: if the model cannot be reached,
-        the budget is used up, or a signal asks to stop while it is waited for, the state before the block is saved,
-        whatever the block had changed by then.
+        """Return a context for a block that asks a language model, entered where the loop can be resumed. If the model
+        cannot be reached, the budget is used up, or a signal ends the wait, the state before the block is saved.
 
         Args:
-            iteration, state: of the place before the block.
-            learns: the block goes on to change weights, which `state` shares; nothing is saved if that is interrupted.
+            iteration, state: as for `safe_point`, before the block.
+            learns: whether the block also changes weights that `state` shares; an interrupted update is not saved.
 
         Raises:
-            Stopped: on a signal.
+            Stopped: a signal asked to stop.
         """
         before = state()
         try:
@@ -365,39 +371,39 @@ class Run:
             self.checkpoint(iteration, before)
             raise Stopped(self.folder, stopped.signal, together=False) from stopped
 
-    def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> Progress:
-        """A progress display (context manager) that keeps `status.json` up to date. A loop that begins asks for one, so
-        the way to its first safe point is measured from here."""
+    def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressBar:
+        """Return a progress display (context manager) that keeps `status.json` up to date. A loop calls this at its
+        start, so the time to its first safe point is measured from here."""
         self._last_safe_point = time.monotonic()
 
-        def report(numbers: status.Progress) -> None:
+        def report(numbers: status.RunProgress) -> None:
             self.status.progress = numbers
             self.status.write(self.folder)
 
-        return Progress(total, unit, description, done=done, report=report)
+        return ProgressBar(total, unit, description, done=done, report=report)
 
     def _check_held(self) -> None:
         if self._ownership is None or not self._ownership.held:
             if not self.folder.is_dir():
                 raise RunFolderError(f"{self.folder} has been removed; the same command begins this run again")
             raise RunFolderError(
-                f"{self.folder} has been taken over by {owner.read_owner(self.folder) or 'nobody known'}; "
+                f"{self.folder} has been taken over by {ownership.read_owner(self.folder) or 'nobody known'}; "
                 "this process stops without writing to it"
             )
 
     def _finish(self) -> None:
         self._check_held()
-        self.metrics.position()  # what it measured is on the disk, all of it
+        self.metrics.position()  # syncs all rows to disk
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
         remove(self.folder / TRACEBACK_NAME)
         self.metrics.close(self.status.state, {"result": self.result} | self.summary)
         if self.summary:
             write_json(self.folder / SUMMARY_NAME, self.summary)
-        self.status.write(self.folder)  # last, because it is what makes the run count as finished
+        self.status.write(self.folder)  # last: this makes the run count as finished
         log.info("run %s finished, result %s", self.folder, self.result)
 
     def _fail(self, error: BaseException) -> None:
-        """Record why the run ended before its end, unless the folder is no longer ours to write to."""
+        """Record why the run ended early, unless another process has taken over the folder."""
         if self._ownership is None or not self._ownership.held:
             log.error("nothing recorded in %s, which another process has taken over: %s", self.folder, error)
             return
@@ -429,7 +435,7 @@ class Run:
             log.error("%s", second)
 
     def _leave_sinks(self) -> None:
-        """Give sinks a while to take the rest; the run itself is written."""
+        """Wait a while for sinks to take the remaining rows; everything in the folder is written by now."""
         if hasattr(self, "metrics"):
             self.metrics.wait(lambda: self.stop.requested)
 
@@ -438,18 +444,3 @@ class Run:
             self._log_file.close()
         if self._ownership is not None:
             self._ownership.release()
-
-
-def _before(folder: Path, rerun: bool) -> status.Status | None:
-    """What earlier attempts left; nothing that can be read is nothing, to a run that starts anew.
-
-    Raises:
-        RunFolderError: it cannot be read.
-    """
-    try:
-        return status.read_status(folder)
-    except RunFolderError as error:
-        if not rerun:
-            raise
-        log.warning("%s", error)
-        return None

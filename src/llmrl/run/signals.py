@@ -1,15 +1,14 @@
-"""Stopping safely: a signal sets a flag, the loop stops at its next safe point, and is interrupted if it gets to none.
+"""Safe stops: a signal sets a flag, and the loop stops at its next safe point, or is interrupted if it reaches none.
 
-A loop may wait for anything: a rollout, a model, a build, a library. So what is in its way is not asked to look at the
-clock: a thread watches it from the signal on. After `GIVE_UP_S` an exception is raised in the main thread, wherever
-that is, as a Ctrl-C would raise one. After `OVERDUE_S` the thread ends the process itself: the main thread is inside a
-call of a library that no signal interrupts. Saving is never interrupted.
+A loop may be waiting for anything: a rollout, a model, a build, a library. So a watching thread counts the seconds from
+the signal on. After `GIVE_UP_S` it has an exception raised in the main thread, as Ctrl-C would. After `OVERDUE_S` it
+ends the process: the main thread is then inside a library call that no signal interrupts. Saves are not interrupted.
 
-A process that computes several runs has one flag in its main thread, which the flags of the runs, in threads of their
-own, follow. What is given up is what they wait for in the main thread; the last resort ends the process for all.
+A process that computes several runs has one flag in its main thread. The flags of the runs, in threads of their own,
+follow it. An interrupt discards the work in the main thread that they wait for; the end of the process ends all runs.
 
-Worker processes: forked ones inherit these handlers but ignore the signals (the flag belongs to the process that made
-it); spawned ones start with Python's own handlers and should ignore SIGINT and SIGUSR1/2 themselves, because a
+Worker processes: forked ones inherit these handlers but ignore the signals, because the flag belongs to the process
+that made it. Spawned ones start with Python's own handlers and should ignore SIGINT and SIGUSR1/2 themselves, because a
 terminal sends Ctrl-C, and a scheduler its warning, to every process of a run.
 """
 
@@ -31,34 +30,34 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmrl.core.errors import ProcessesError
 
 if TYPE_CHECKING:
-    from llmrl.core.processes import Processes
+    from llmrl.core.processes import ProcessGroup
 
 log = logging.getLogger(__name__)
 
 SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP") if hasattr(signal, name))
-"""Ctrl-C; the scheduler's last word; its early warnings before a time limit or preemption; the terminal is gone."""
+"""Ctrl-C; a scheduler's request to end; its early warnings of a time limit or preemption; a closed terminal."""
 
 
 GIVE_UP_S = 8.0
-"""Seconds after a signal at which the work since the last safe point is given up, if no other was reached by then."""
+"""Seconds after a signal at which the work since the last safe point is discarded, if the run has not stopped yet."""
 GIVE_UP_AGAIN_S = 12.0
-"""The same once more, where something has swallowed the exception, or was saving then."""
+"""Seconds after a signal of the second attempt, in case the first exception was swallowed or a save was under way."""
 OVERDUE_S = 16.0
-"""Seconds after a signal at which a main thread that cannot be interrupted is ended with its process."""
+"""Seconds after a signal at which the process is ended, because its main thread cannot be interrupted."""
 PROMISED_S = 20
-"""Seconds in which a run that was told to stop is gone; SLURM kills 30 s (KillWait) after SIGTERM."""
+"""Seconds within which a run that was told to stop has ended; SLURM kills 30 s (KillWait) after SIGTERM."""
 
 _SAVING_POLL_S = 0.5
 _HANDLED_S = 1.0
-"""Seconds in which a main thread that can be interrupted has handled a signal."""
+"""Seconds within which an interruptible main thread has handled a signal."""
 _OVER = 0
-"""What the watching thread is told at the end, in place of the number of a signal."""
+"""Byte that ends the watching thread, in place of a signal number."""
 
 _watching = 0  # flags of this process that have a watching thread
 
 
 def _leave_to_the_parent() -> None:
-    """In a forked child: what it is signalled is no news of the process that it was copied from."""
+    """Stop a forked child from writing its signals into the pipe of its parent."""
     if _watching:
         signal.set_wakeup_fd(-1)
 
@@ -66,14 +65,14 @@ def _leave_to_the_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
-class Stopped(BaseException):  # it is an outcome, not an error, and no library is to take it for one
-    """The run stopped because a signal asked it to; the same command goes on from its newest checkpoint.
+class Stopped(BaseException):  # an outcome, not an error: `except Exception` in a library must not catch it
+    """The exception of a run that a signal has stopped; the same command resumes it from its newest checkpoint.
 
     Args:
-        folder: of the run.
-        signal_number: that asked.
+        folder: run folder.
+        signal_number: number of the signal.
         kept: how much of the work is saved, in words.
-        together: all processes of the run stop at this point.
+        together: whether all processes of the run stop at this point.
     """
 
     def __init__(
@@ -86,15 +85,15 @@ class Stopped(BaseException):  # it is an outcome, not an error, and no library 
 
     @property
     def state(self) -> Literal["stopped", "preempted"]:
-        """What the run's status says: a user has ended it, or a machine."""
+        """State for `status.json`: `stopped` by a user (SIGINT), or `preempted` by any other signal."""
         return "stopped" if self.signal == signal.SIGINT else "preempted"
 
 
 class GivenUp(Stopped):
-    """All that the main thread computes for several runs is given up. Each says for itself what of it is kept.
+    """The exception that discards what the main thread computes for several runs; each run reports what it has saved.
 
     Args:
-        signal_number: that asked.
+        signal_number: number of the signal.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -102,20 +101,20 @@ class GivenUp(Stopped):
 
 
 _leader: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
-"""The flag of the main thread that flags of this thread follow."""
+"""The main thread's flag, which the flags of this thread follow."""
 
 
 class StopFlag:
-    """While entered, the first of `SIGNALS` sets `requested`; a second Ctrl-C interrupts at once, but never a save.
+    """A context manager in which the first of `SIGNALS` sets `requested`; a second Ctrl-C interrupts, but never a save.
 
-    Outside the main thread, where Python delivers no signals, it follows the flag that `lead` has named, which has to
-    be entered; where none has, it does nothing.
+    Python delivers signals to the main thread only. In another thread the flag follows the one on which `lead` was
+    called there, which must be entered; without one, it does nothing.
 
     Args:
-        says: what the first signal prints, after its name; empty: somebody else says what is going on.
-        give_up: makes what is raised in the main thread `GIVE_UP_S` after the signal; None: nothing is.
-        overdue: called in another thread `OVERDUE_S` after the signal, if this is entered still, before the process
-            ends.
+        says: text to print on the first signal, after its name; empty: none is printed.
+        give_up: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal; None: no
+            exception is raised.
+        overdue: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
     """
 
     def __init__(
@@ -147,12 +146,12 @@ class StopFlag:
 
     @property
     def waiting_s(self) -> float:
-        """How long ago the first signal came, seconds; 0 if none has."""
+        """Seconds since the first signal; 0 without one."""
         return 0.0 if self.signal is None else time.monotonic() - self._since
 
     @property
     def name(self) -> str:
-        """The signal that asked for it, e.g. `SIGTERM`; empty if none has."""
+        """Name of the first signal, e.g. `SIGTERM`; empty without one."""
         return "" if self.signal is None else signal.Signals(self.signal).name
 
     def __enter__(self) -> StopFlag:
@@ -197,14 +196,14 @@ class StopFlag:
             self._news = None
         if outer is not None and self.signal is not None and outer.signal is None:
             outer._said = self._said
-            outer._begin(self.signal, self._since)  # it was meant for all that is going on
+            outer._begin(self.signal, self._since)  # the signal was meant for the outer flag, too
             if outer._news is not None:
                 os.write(outer._news, bytes([self.signal]))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save: an interrupt waits until it is done."""
-        # Interrupted is the main thread, which may save for a run of another one.
+        """Return a context for a save: an interrupt waits until the save is done, and is raised then."""
+        # Only the main thread is interrupted, and it may be saving for a run of another thread.
         main = threading.current_thread() is threading.main_thread()
         flag = self._leader if self._leader is not None and main else self
         flag._saving += 1
@@ -216,7 +215,7 @@ class StopFlag:
             raise KeyboardInterrupt
 
     def lead(self) -> None:
-        """Let flags that are entered in this thread from now on, which is not the main one, follow this one."""
+        """Make this flag the leader of flags that are entered in the calling thread, which is not the main one."""
         _leader.set(self)
 
     def _take(self, follower: StopFlag) -> None:
@@ -255,7 +254,7 @@ class StopFlag:
             self._say(self._says)
 
     def _watch(self, news: int) -> None:
-        """The watching thread: sleep until a signal has come, then see that the end does."""
+        """Run the watching thread: wait for a signal, then make sure that the run ends."""
         ours = {getattr(signal, name) for name in SIGNALS}
         try:
             while not (came := ours.intersection(told := os.read(news, 64))):
@@ -264,7 +263,7 @@ class StopFlag:
             number, since = came.pop(), time.monotonic()
 
             def over(after: float) -> bool:
-                """Wait until so long after the signal; whether there is nothing to watch any more."""
+                """Wait until `after` seconds after the signal; return whether the flag was left by then."""
                 while select.select([news], [], [], max(0.0, since + after - time.monotonic()))[0]:
                     if _OVER in os.read(news, 64):
                         return True
@@ -282,14 +281,14 @@ class StopFlag:
                     self._giving_up = True
                     main = threading.main_thread().ident
                     assert main is not None
-                    # To that thread, so that a call of the system in which it waits is interrupted.
+                    # To the main thread, so that a system call in which it waits is interrupted.
                     signal.pthread_kill(main, number)
             after = OVERDUE_S
             while not over(after):
                 if not self._anybody_saves:
                     self._said = True
                     self._begin(number if self.signal is None else self.signal, since)
-                    # Those that others wait for last.
+                    # Followers that others wait for come last.
                     for follower in reversed(self._followers):
                         follower._overdue()
                     self._overdue()
@@ -297,7 +296,7 @@ class StopFlag:
                     os._exit(128 + self.signal)
                 while self._anybody_saves and not over(time.monotonic() - since + _SAVING_POLL_S):
                     pass
-                # Whoever has just saved is about to end by itself.
+                # After a save the run is about to end by itself.
                 after = time.monotonic() - since + OVERDUE_S - GIVE_UP_AGAIN_S
         finally:
             os.close(news)
@@ -307,19 +306,19 @@ class StopFlag:
         return bool(self._saving) or any(follower._saving for follower in self._followers)
 
     def _say(self, text: str, number: int | None = None) -> None:
-        # Not through logging or sys.stderr: the signal may have come in the middle of one of their writes.
+        # Not by logging or sys.stderr: the signal may have interrupted one of their writes.
         name = self.name if number is None else signal.Signals(number).name
         os.write(2, f"\n{name}: {text}\n".encode())
 
 
-def agreed(processes: Processes, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:
-    """What all processes of a run do at a safe point: the signal that stops them, if one of them was sent any, and
-    whether to save, which the clock of the first decides, or the signal.
+def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:
+    """Return what all processes of a run do at a safe point: the signal that stops them (None: none came), and whether
+    to save. They save if any was signalled, or if `due` in the first process.
 
     Raises:
-        ProcessesError: they did not log the same numbers (`digest`).
+        ProcessesError: the processes have logged different numbers (`digest`).
     """
-    everyone = processes.everyone((signal_number, due, digest))
+    everyone = processes.all_gather_object((signal_number, due, digest))
     if len({logged for _, _, logged in everyone}) > 1:
         raise ProcessesError(
             f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "

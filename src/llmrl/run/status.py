@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.fields import fitting, read_object, record_of
+from llmrl.core.plain_data import fitting, parse_record, read_object
 from llmrl.run.files import write_json
-from llmrl.run.owner import job_id
+from llmrl.run.ownership import job_id
+
+log = logging.getLogger(__name__)
 
 FILE_NAME = "status.json"
 FORMAT = 2
@@ -22,14 +25,28 @@ STATES: tuple[RunState, ...] = get_args(RunState)
 
 
 @dataclass
-class Progress:
-    """How far a run is: `done` of `total` in `unit`s; speed and time left are None until known."""
+class RunProgress:
+    """How far a run is: `done` of `total` in `unit`s; speed and time left are None until known.
+
+    Attributes:
+        value: what was reached last (`ProgressDisplay.tell`); None until known.
+        proposed: what a principal proposed last, in words; empty where nobody proposes.
+    """
 
     done: float = 0
     total: float | None = None
     unit: str = ""
     steps_per_second: float | None = None
     eta_s: float | None = None
+    value: float | None = None
+    proposed: str = ""
+
+    @property
+    def news(self) -> str:
+        """What was reached, and what for, in a few words; empty until known."""
+        if self.value is None:
+            return ""
+        return f"objective {self.value:.4g} with {self.proposed}" if self.proposed else f"return {self.value:.4g}"
 
 
 @dataclass
@@ -42,10 +59,10 @@ class Status:
         attempt: 1 for the first start, one more for each resume or rerun.
         host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
         llm: label of the language model behind the results; empty where there is none.
-        progress: see `Progress`.
+        progress: see `RunProgress`.
         env: name of the environment; empty until it is built.
         overrides: what was typed, as Hydra overrides.
-        shared: what the run has in common with others, see `llmrl.run.shared`.
+        shared: what the run has in common with others, see `llmrl.run.shared_factors`.
         result: the scalar of a finished run.
         error: last line of what went wrong or stopped the run.
         started, updated: Unix time, seconds, of the latest attempt's start and of this content.
@@ -61,7 +78,7 @@ class Status:
     env: str = ""
     overrides: list[str] = field(default_factory=list)
     shared: dict[str, list[str]] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
+    progress: RunProgress = field(default_factory=RunProgress)
     result: float | None = None
     error: str = ""
     started: float = field(default_factory=time.time)
@@ -78,6 +95,22 @@ class Status:
         write_json(folder / FILE_NAME, asdict(self))
 
 
+def latest(folder: Path, anew: bool) -> Status | None:
+    """Return the status of the latest attempt in `folder`; None without one, or if it cannot be read and the run is to
+    begin `anew`.
+
+    Raises:
+        RunFolderError: the status cannot be read, and the run is not to begin anew.
+    """
+    try:
+        return read_status(folder)
+    except RunFolderError as error:
+        if not anew:
+            raise
+        log.warning("%s", error)
+        return None
+
+
 def read_status(folder: Path) -> Status | None:
     """The status of the run in `folder`; None if it has not been started.
 
@@ -92,7 +125,7 @@ def read_status(folder: Path) -> Status | None:
                 f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
                 "use that version for it, or another output_root"
             )
-        return record_of(Status, content)
+        return parse_record(Status, content)
     except FileNotFoundError:
         return None
     except ValueError as error:

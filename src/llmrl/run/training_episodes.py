@@ -3,7 +3,7 @@
 A comment with what all of them share (`# {"games": 64, "horizon": 64}`), the names of the columns, and the numbers,
 parted by tabs; in between, a comment wherever all games were begun anew (`# begun anew at step 120`). It is written
 beside `metrics.jsonl`, whose rows hold means over the episodes that ended in a rollout: which these are depends on how
-long they took, so curves are made from the episodes themselves (`analysis.training`).
+long they took, so curves are made from the episodes themselves (`analysis.training_curves`).
 A line takes about 40 bytes.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.lines import LineFile
+from llmrl.run.line_file import LineFile
 
 FILE_NAME = "training_episodes.tsv"
 PLACE = ("game", "start", "length")
@@ -72,7 +72,7 @@ class TrainingEpisodes:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class TrainingEpisodeTable:
     """What a `training_episodes.tsv` holds.
 
     Attributes:
@@ -90,7 +90,7 @@ class Recorded:
     metrics: dict[str, np.ndarray]
 
 
-def read_training_episodes(folder: Path) -> Recorded | None:
+def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
     """The whole lines of a run's file; None where there is no such file, or it has just been begun.
 
     Raises:
@@ -112,7 +112,7 @@ def read_training_episodes(folder: Path) -> Recorded | None:
         places = {name: table[:, columns.index(name)].astype(np.int64) for name in PLACE}
         metrics = {name: table[:, i].copy() for i, name in enumerate(columns) if name not in PLACE}
         metrics["length"] = table[:, columns.index("length")].copy()
-        return Recorded(int(about["games"]), about["horizon"], begun, places, metrics)
+        return TrainingEpisodeTable(int(about["games"]), about["horizon"], begun, places, metrics)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, DeprecationWarning) as error:

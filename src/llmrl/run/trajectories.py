@@ -1,4 +1,4 @@
-"""Trajectories: what was seen, done and earned, step by step, as arrays that need no pickle to be read.
+"""Trajectories: observed texts, actions and rewards of each step, as arrays that can be read without pickle.
 
 trajectories/<k>.npz    one row for each step of a player (`Trajectories` says what is in it)
 """
@@ -14,35 +14,35 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from llmrl.core.disk import beside, why
+from llmrl.core.atomic_files import replacing, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.records import State
 
 FOLDER = "trajectories"
 FORMAT = 1
+# `zipfile` raises NotImplementedError for a compression that it does not know.
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
-"""What NumPy and the standard library raise for files that are cut off, altered, or no archives."""
+"""Exceptions of NumPy and the standard library for files that are cut off, altered, or not archives."""
 
 
 @dataclass
 class Trajectories:
-    """Steps in the order in which a file holds them; n rows.
+    """Steps of agents as columns of n rows, in the order of a file.
 
     Attributes:
-        prompts: the different texts that were read.
-        action_names: one for each action; empty where an action is several numbers.
-        prompt: the text that was read, as its place in `prompts`, [n] int64; -1 where none was kept.
-        action: what was done, [n] int64 places in `action_names`; [n, a] float32 where it is several numbers.
-        log_prob: its log-probability, and
-        value: what the player expected, [n] float32; NaN where it has none.
-        reward, base_reward: what it earned, and before the mechanism, [n] float32.
-        terminated, truncated: the step ended the episode, [n] bool.
-        episode: number of the episode in its run, [n] int64; -1 where its beginning was not recorded.
-        step: of the episode, from 0, [n] int64.
-        game, agent: who played, [n] int64.
-        success: the metric `success` of the whole episode, [n] float32; NaN where there is none, or the episode is not
+        prompts: the distinct texts that agents read.
+        action_names: name of each action; empty if actions are vectors.
+        prompt: index in `prompts` of the text that was read, [n] int64; -1 if none was kept.
+        action: index in `action_names`, [n] int64; or action vector, [n, a] float32.
+        log_prob, value: log-probability of the action, and value estimate, [n] float32; NaN where there is none.
+        reward, base_reward: reward with and without the mechanism, [n] float32.
+        terminated, truncated: whether the step ended the episode, [n] bool.
+        episode: number of the episode in its run, [n] int64; -1 if its beginning was not recorded.
+        step: step of the episode, from 0, [n] int64.
+        game, agent: index of the game and of the agent, [n] int64.
+        success: metric `success` of the whole episode, [n] float32; NaN where there is none, or the episode is not
             over.
-        kind, mission: what the environment calls the episode, [n] texts; "" where it does not tell.
+        kind, mission: the environment's names of the episode's kind and mission, [n] texts; "" if it has none.
     """
 
     prompts: list[str]
@@ -70,12 +70,12 @@ class Trajectories:
         return len(self.prompt)
 
     def text(self, row: int) -> str:
-        """What was read in a row; "" where no text was kept."""
+        """Return the text that was read in a row; "" if none was kept."""
         place = int(self.prompt[row])
         return "" if place < 0 else self.prompts[place]
 
     def rows(self, chosen: np.ndarray) -> Trajectories:
-        """Some rows (indices, or [n] bool), with the same tables."""
+        """Return the rows `chosen` (indices, or [n] bool), with the same tables."""
         return Trajectories(
             self.prompts, self.action_names, **{name: getattr(self, name)[chosen] for name in _columns()}
         )
@@ -89,11 +89,11 @@ class TrajectoryFiles:
     """The trajectory files of a folder.
 
     Args:
-        folder: of the run or the evaluation.
-        state: where they stood at the checkpoint that is resumed; what was written later is removed. None: a new run.
+        folder: folder of the run or the evaluation.
+        state: `state_dict()` at the resumed checkpoint; files written later are removed. None: a new run.
 
     Raises:
-        RunFolderError: the folder cannot be written, or a file is not there any more.
+        RunFolderError: the folder cannot be written, or a file of the checkpoint is missing.
     """
 
     def __init__(self, folder: Path, state: State | None = None) -> None:
@@ -116,15 +116,15 @@ class TrajectoryFiles:
             )
 
     def write(self, trajectories: Trajectories, number: int | None = None) -> Path:
-        """Write a file, in one step; `number` names it (None: the next one).
+        """Write a file atomically and return its path; `number` is its name (None: the next number).
 
         Raises:
-            RunFolderError: it cannot be written.
+            RunFolderError: the file cannot be written.
         """
         number = max(self._written, default=-1) + 1 if number is None else number
         path = self._path(number)
         try:
-            with beside(path) as file:
+            with replacing(path) as file:
                 np.savez_compressed(file, **_arrays(trajectories))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
@@ -132,7 +132,7 @@ class TrajectoryFiles:
         return path
 
     def state_dict(self) -> State:
-        """Where the files stand."""
+        """Return the numbers of the files written so far, for a checkpoint."""
         return {"written": list(self._written)}
 
     def _path(self, number: int) -> Path:
@@ -140,10 +140,10 @@ class TrajectoryFiles:
 
 
 def files(place: Path) -> list[Path]:
-    """The trajectory files of a run folder, of its folder `trajectories`, or that one file itself, in their order.
+    """Return the trajectory files of `place` in order: a run folder, its folder `trajectories`, or a single file.
 
     Raises:
-        RunFolderError: there is none.
+        RunFolderError: there are no trajectory files.
     """
     if place.is_file():
         return [place]
@@ -158,22 +158,22 @@ def files(place: Path) -> list[Path]:
 
 
 def read(place: Path | str) -> Trajectories:
-    """All steps of the `files` of a place, with one table of texts.
+    """Return all steps of the trajectory `files` of `place`, with one common table of texts.
 
-    Where an episode goes on from one file to the next, its success is known in all its rows.
+    If an episode spans several files, all its rows have its success.
 
     Raises:
-        RunFolderError: there is no such file, or one is not what this module writes.
+        RunFolderError: there are no such files, or a file was not written by this module.
     """
     parts = [_read(path) for path in files(Path(place))]
     return joined(parts) if len(parts) > 1 else parts[0]
 
 
 def joined(parts: Sequence[Trajectories]) -> Trajectories:
-    """Several as one.
+    """Return several trajectories as one.
 
     Raises:
-        RunFolderError: their actions are not the same.
+        RunFolderError: their action names differ.
     """
     if any(part.action_names != parts[0].action_names for part in parts):
         raise RunFolderError("trajectories whose actions have different names cannot be put together")
@@ -201,7 +201,7 @@ def _arrays(trajectories: Trajectories) -> dict[str, Any]:
 
 
 def _encoded(texts: Iterable[str]) -> np.ndarray:
-    """UTF-8 bytes, [n]."""
+    """Return texts as UTF-8 bytes, [n]."""
     return np.array([str(text).encode("utf-8", errors="replace") for text in texts], dtype=np.bytes_)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmrl.analysis.runs import UNFINISHED, RunRecord
 from llmrl.core.errors import RunFolderError
-from llmrl.run.names import seed_of
+from llmrl.run.folder_names import seed_of
 from llmrl.run.queued import read_queued
 
 KINDS = {

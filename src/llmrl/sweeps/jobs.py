@@ -1,4 +1,4 @@
-"""The runs of a sweep as jobs: which are missing, and taking them on."""
+"""The runs of a sweep as jobs: finding the missing ones, taking them on, and judging how they ended."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pathlib import Path
 from llmrl.analysis.runs import Queue, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.printable import printable
-from llmrl.run import owner
-from llmrl.run.content import CONFIG_NAME, save_config
-from llmrl.run.ending import EXIT_IN_USE
+from llmrl.run import ownership
+from llmrl.run.artifacts import CONFIG_NAME, save_config
+from llmrl.run.command_exit import EXIT_IN_USE
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import run_folder, split_overrides
-from llmrl.run.names import named
+from llmrl.run.folder_names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import read_status
-from llmrl.sweeps.backends.protocol import Job, Outcome, Pack, name_of
+from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, name_of
 
 STOPPED = "the sweep was stopped before this run's turn"
 
 
 def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
-    """The keys by which runs differ, seeds aside.
+    """Return the override keys in which runs differ, without those that cannot change results, such as the seed.
 
     >>> differing_keys([["env=x", "principal=ucb", "seed=0"], ["env=x", "principal=llm", "seed=1"]])
     {'principal'}
@@ -40,19 +40,15 @@ def differing_keys(overrides: Sequence[Sequence[str]]) -> set[str]:
 
 
 def named_by(overrides: Sequence[str], differing: set[str]) -> list[str]:
-    """The overrides that make a run's folder readable: those that differ within its sweep, all where none do.
+    """Return the overrides for the label of a run folder: those that differ within its sweep, or all if none do.
 
-    Which study it is, how long it is, and which language model is behind it is always said (`llmrl.run.names.ALWAYS`).
+    The study, the length of the run and the language model are always included (`llmrl.run.folder_names.ALWAYS`).
     """
     return named(overrides, differing) if differing else list(overrides)
 
 
 def check_distinct(jobs: Sequence[Job]) -> None:
-    """Refuse a sweep over what does not make another run.
-
-    Raises:
-        ConfigError: runs that are not typed alike have one folder.
-    """
+    """Raise ConfigError if jobs that were typed differently have one run folder: a swept key cannot change results."""
     first: dict[Path, Job] = {}
     for job in jobs:
         other = first.setdefault(job.folder, job)
@@ -63,13 +59,13 @@ def check_distinct(jobs: Sequence[Job]) -> None:
             )
 
 
-def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], list[Outcome]]:
-    """The jobs that somebody has to work on, and an outcome for each of the others.
+def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], list[JobOutcome]]:
+    """Return the jobs that still have to be computed, and an outcome for each of the others.
 
-    A job given twice is done once. `queues`: see `llmrl.analysis.runs.read_run`.
+    Jobs of the same run are merged. `queues`: see `llmrl.analysis.runs.read_run`.
     """
     todo: list[Job] = []
-    skipped: list[Outcome] = []
+    skipped: list[JobOutcome] = []
     seen: set[Path] = set()
     for job in jobs:
         folder = job.folder
@@ -78,11 +74,11 @@ def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], li
         seen.add(folder)
         record = read_run(folder, queues) if folder.exists() else None
         if record is not None and record.state == "finished" and not job.config["rerun"]:
-            skipped.append(Outcome.of(job, record, skipped=True, seconds=None))
+            skipped.append(JobOutcome.of(job, record, skipped=True, seconds=None))
         elif record is not None and record.state in ("running", "queued"):
             place = f"job {record.job_id}" if record.job_id else f"process {record.pid} on {record.host}"
             text = f"{record.state} already, {place if record.pid or record.job_id else 'on ' + record.host}"
-            skipped.append(Outcome.of(job, record, skipped=True, state="elsewhere", error=text, seconds=None))
+            skipped.append(JobOutcome.of(job, record, skipped=True, state="elsewhere", error=text, seconds=None))
         else:
             todo.append(job)
     return todo, skipped
@@ -97,18 +93,18 @@ def take_on(
     beside: Sequence[Path] = (),
     deaths: int = 0,
 ) -> Queued:
-    """Make the run's folder and write down that this process has taken it on for the job's backend.
+    """Make the run folder and record in it that this process has taken the run on; return the record.
 
     Args:
-        job: the run.
+        job: job of the run.
         sweep: folder of the launch.
-        log: file that will get what the job prints, as far as known.
-        cluster, user: whose queue its scheduler will be asked for; empty without one.
+        log: file for the output of the job, if known.
+        cluster, user: cluster and user of its scheduler's queue; empty without a scheduler.
         beside: folders of the other runs that its process will compute.
-        deaths: times that its process has died in this launch.
+        deaths: number of times that its process has died in this launch.
 
     Raises:
-        RunFolderError: the folder cannot be written.
+        RunFolderError: the folder cannot be written, or another process has just made one for this run.
     """
     c = job.config
     folder = run_folder(
@@ -122,9 +118,9 @@ def take_on(
         backend=name_of(job.hardware.backend),
         attempt=status.attempt if status else 0,
         job_id="",
-        machine=owner.this_machine(),
+        machine=ownership.this_machine(),
         pid=pid,
-        process_start=owner.process_start(pid) or "",
+        process_start=ownership.process_start(pid) or "",
         host=socket.gethostname(),
         sweep=str(sweep),
         log=log,
@@ -142,28 +138,28 @@ def take_on(
     return queued
 
 
-def cancelled(job: Job) -> Outcome:
-    """The outcome of a job that the launcher was stopped before; its folder, if there is one, tells of it."""
+def cancelled(job: Job) -> JobOutcome:
+    """Return the outcome of a job whose launcher was stopped before it began; also record it in its folder, if any."""
     if job.folder.is_dir():
         cancelled_by(job.folder, STOPPED)
-    return Outcome(job, job.folder, "cancelled", error=STOPPED)
+    return JobOutcome(job, job.folder, "cancelled", error=STOPPED)
 
 
 def left_behind(
     job: Job, attempt: int, code: int, said: str = "", stopped_by: int | None = None, seconds: float | None = None
-) -> Outcome:
-    """Return the outcome of a run whose process has ended, by what that has left behind.
+) -> JobOutcome:
+    """Return the outcome of a run whose process has ended, from its exit code and its record.
 
     Args:
-        job: the run.
-        attempt: attempts it had had when it was taken on.
-        code: exit code; negative: the signal that killed the process.
-        said: its last words, for a run that could not record why it failed.
-        stopped_by: the signal by which the sweep was told to stop, if it was.
-        seconds: how long it took, if known.
+        job: job of the run.
+        attempt: number of attempts when it was taken on.
+        code: exit code; negative: number of the signal that killed the process.
+        said: short error text, for a run that could not record its failure.
+        stopped_by: number of the signal that stopped the sweep; None without one.
+        seconds: duration; None if unknown.
     """
     record = read_run(job.folder)
-    outcome = Outcome.of(job, record, seconds=seconds)
+    outcome = JobOutcome.of(job, record, seconds=seconds)
     begun = record.attempt > attempt
     if code == EXIT_IN_USE:
         return replace(outcome, state="elsewhere", skipped=True, error=said)
@@ -172,32 +168,32 @@ def left_behind(
     if code < 0:
         return replace(outcome, state="lost", error=f"its process was killed by {signal.Signals(-code).name}")
     if code > 0 and (not begun or record.state in ("queued", "running", "lost")):
-        # It could not even write that it has failed.
+        # The run could not record its own failure.
         return replace(outcome, state="failed", error=said or f"its process ended with exit code {code}")
     return outcome
 
 
 def has_ended(job: Job, attempt: int) -> bool:
-    """Return whether a run that was taken on after so many attempts has ended since, whatever became of its process."""
+    """Return whether a run that was taken on after `attempt` attempts has ended since."""
     record = read_run(job.folder)
     return record.attempt > attempt and record.state not in ("queued", "running", "lost", "unreadable")
 
 
 def taken_up_again(job: Job, attempt: int) -> Job:
-    """Return the job of a run whose process died: what it had begun since it was taken on is gone on with."""
+    """Return the job of a run whose process died: if it had begun since it was taken on, it is resumed."""
     if read_run(job.folder).attempt <= attempt:
         return job
     return replace(job, config={**job.config, "rerun": False, "resume": True})
 
 
 def write_log_header(log: Path, pack: Pack) -> None:
-    """Begin the file that gets what a process prints."""
+    """Write the head of the file for a process's output: the command and folder of each of its runs."""
     lines = [f"{shlex.join([job.command, *job.overrides])}\n{job.folder}\n" for job in pack.jobs]
     write_atomic(log, "".join([*lines, "\n"]))
 
 
-def describe(outcome: Outcome) -> str:
-    """One line on a run that has ended."""
+def describe(outcome: JobOutcome) -> str:
+    """Return one line of text on the outcome of a run."""
     result = f", result {outcome.result:.5g}" if outcome.result is not None else ""
     error = f": {outcome.error}" if outcome.error else ""
     took = f" after {outcome.seconds:.0f} s" if outcome.seconds is not None else ""
@@ -205,9 +201,9 @@ def describe(outcome: Outcome) -> str:
 
 
 def waves(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs wave by wave: each comes after those of `jobs` that it waits for, and else as early as it can.
+    """Return jobs in waves: each job is in the earliest wave after those of the `jobs` that it needs.
 
-    Jobs that another one waits for and that are not among `jobs` are done, or somebody else's.
+    Needed jobs that are not among `jobs` are finished, or are computed by another process.
     """
     here = {job.folder for job in jobs}
     depth: dict[Path, int] = {}
@@ -224,7 +220,7 @@ def waves(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def ids_before(jobs: Sequence[Job], sweep_folder: Path) -> list[str]:
-    """Return the ids of the jobs of this launch that `jobs` wait for, as they were written down when submitted."""
+    """Return the recorded ids of the jobs of this launch that `jobs` wait for."""
     folders = dict.fromkeys(each.folder for job in jobs for each in job.after)
     taken = [queued for folder in folders if (queued := read_queued(folder)) is not None]
     return list(dict.fromkeys(each.job_id for each in taken if each.job_id and each.sweep == str(sweep_folder)))

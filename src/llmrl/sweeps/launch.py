@@ -1,4 +1,4 @@
-"""One entry to a sweep: skip what is done, compute the rest where it should be, and say what became of each run."""
+"""Launching a sweep: skip finished runs, compute the others with their backends, and return the outcome of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrl.run.folder import unwritable
 from llmrl.run.heartbeat import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Job, Outcome, text_of
+from llmrl.sweeps.backends.protocol import Job, JobOutcome, text_of
 from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing, waves
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
 from llmrl.sweeps.work import Task
@@ -32,23 +32,23 @@ EXIT_CODES = {
     "stopped": 128 + signal.SIGINT,
     "cancelled": 128 + signal.SIGINT,
 }
-"""Exit code by a run's ending, the worst first."""
+"""Exit code by the state of a run, worst first."""
 
 
-def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = True) -> tuple[list[Outcome], int]:
-    """Compute the runs that are missing, each where its hardware says.
+def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = True) -> tuple[list[JobOutcome], int]:
+    """Compute the missing runs of a sweep, each by the backend of its hardware.
 
     Args:
-        jobs: the runs of the sweep; several of the same run count once.
-        task: computes one.
-        sweep_folder: for what jobs print.
-        wait: until all have ended; else return as soon as they are submitted, which needs backends with a scheduler.
+        jobs: runs of the sweep; equal runs are computed once.
+        task: function that computes one run.
+        sweep_folder: folder for the output of jobs.
+        wait: whether to wait until all have ended; else return after submission, which needs a scheduler.
 
     Returns:
-        The outcomes, in the order of `jobs`, and the sweep's exit code.
+        The outcomes, in the order of `jobs`, and the exit code of the sweep.
 
     Raises:
-        ConfigError: the sweep cannot be launched as asked for; nothing has been started.
+        ConfigError: the sweep cannot be launched; nothing has been started.
         RunFolderError: `sweep_folder` cannot be written.
     """
     if not jobs:
@@ -78,7 +78,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
 
 
 def _check_detaching(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError unless all jobs go on when this process has ended."""
+    """Raise ConfigError unless all jobs go on after this process has ended."""
     for job in jobs:
         backend = job.hardware.backend
         if backend.scheduler is None:
@@ -90,8 +90,8 @@ def _check_detaching(jobs: Sequence[Job]) -> None:
 
 
 def by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs in the groups that are launched one after the other: those of one wave (`waves`) and of one backend
-    with equal options together, first those whose runs go on while others are computed."""
+    """Return jobs in the groups that are launched one after the other. A group has the jobs of one wave (`waves`) and
+    of one backend with equal options; groups of schedulers come first, because their launch does not wait."""
     groups: list[list[Job]] = []
     for wave in waves(jobs):
         own: list[list[Job]] = []
@@ -108,11 +108,11 @@ def by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
 
 
-def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wait: bool) -> list[Outcome]:
-    """The outcomes of all jobs; those that nobody waits for are `submitted`."""
-    outcomes: list[Outcome] = []
-    submitted: list[list[Outcome]] = []
-    with StopFlag() as stop:  # a backend has its own; what that was told reaches this one
+def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wait: bool) -> list[JobOutcome]:
+    """Launch all groups; return the outcomes of their jobs, `submitted` for those that are not waited for."""
+    outcomes: list[JobOutcome] = []
+    submitted: list[list[JobOutcome]] = []
+    with StopFlag() as stop:  # a signal to a backend's own flag is passed on to this one
         for group in groups:
             if stop.requested:
                 outcomes += [cancelled(job) for job in group]
@@ -140,20 +140,23 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
     return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in waiting.values()]
 
 
-def _launched(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-    """An outcome for each job of one backend, whatever becomes of the backend: others may be computing already."""
+def _launched(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    """Launch the jobs of one backend; return an outcome for each, even if the launch fails: others may be running."""
     backend = jobs[0].hardware.backend
     try:
         outcomes = backend.launch(jobs, task, sweep_folder)
     except LlmrlError as error:
-        return [Outcome(job, job.folder, "refused", error=str(error)) for job in jobs]
+        return [JobOutcome(job, job.folder, "refused", error=str(error)) for job in jobs]
     told = {outcome.folder for outcome in outcomes}
     silence = f"{type(backend).__name__} says nothing of it"
-    return [*outcomes, *(Outcome(job, job.folder, "failed", error=silence) for job in jobs if job.folder not in told)]
+    return [
+        *outcomes,
+        *(JobOutcome(job, job.folder, "failed", error=silence) for job in jobs if job.folder not in told),
+    ]
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """0 if nothing is wrong; else the code of the worst ending, failures first (as `llmrl-train` for one run)."""
+def exit_code(outcomes: Sequence[JobOutcome]) -> int:
+    """Return the exit code of the worst outcome, failures first, as `llmrl-train` has for one run; 0 without any."""
     states = {outcome.state for outcome in outcomes}
     for state, code in EXIT_CODES.items():
         if state in states:

@@ -1,4 +1,4 @@
-"""What this machine offers the runs of a sweep."""
+"""Cores, memory and GPUs of this machine, for the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.protocol import Hardware
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""What numerical libraries read when they are loaded; too late to set in a process that has loaded them."""
+"""Variables that numerical libraries read when they are loaded; setting them later has no effect."""
 
 RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
-"""Tells a run of a sweep how many share this machine's cores, itself included."""
+"""Environment variable: how many runs of a sweep share this machine's cores, including the run itself."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
@@ -25,12 +25,12 @@ _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine offers a pool of runs.
+    """The resources of this machine.
 
     Attributes:
-        cores: cores this process may use.
-        memory_gb: memory that can be had now, gigabytes.
-        gpus: ids of the visible GPUs, as `CUDA_VISIBLE_DEVICES` takes them.
+        cores: number of cores that this process may use.
+        memory_gb: available memory, gigabytes; infinite if unknown.
+        gpus: ids of the visible GPUs, as in `CUDA_VISIBLE_DEVICES`.
     """
 
     cores: int
@@ -39,13 +39,14 @@ class Machine:
 
     @staticmethod
     def this() -> Machine:
+        """Return the resources of this machine that this process may use."""
         return Machine(_cores(), _memory_gb(), _gpus())
 
     def places(self, hardware: Hardware, cores: int) -> int:
-        """How many runs fit side by side, each with `cores` cores; at least 1.
+        """Return how many runs with `cores` cores each fit on this machine at once; at least 1.
 
         Raises:
-            ConfigError: there are not even the GPUs for one.
+            ConfigError: the machine has too few GPUs for one run.
         """
         fits = [max(1, self.cores // cores), max(1, int(self.memory_gb // hardware.memory_gb))]
         if hardware.gpus and (self.gpus or hardware.device != "auto"):
@@ -61,7 +62,7 @@ class Machine:
 
 
 def _cores() -> int:
-    """Cores this process may use: by affinity, by a container's quota, by SLURM's allocation."""
+    """Return the number of cores for this process, by its affinity, its container's quota and SLURM's allocation."""
     found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
         found.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
@@ -73,7 +74,7 @@ def _cores() -> int:
 
 
 def _memory_gb() -> float:
-    """Memory that can be had: what is free, within a container's limit and SLURM's allocation."""
+    """Return the available memory, gigabytes, within the container's limit and SLURM's allocation."""
     found = []
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
@@ -89,17 +90,17 @@ def _memory_gb() -> float:
 
 
 def _cgroups() -> list[Path]:
-    """The control group of this process and those around it (version 2)."""
+    """Return the folders of this process's control group and its parents (cgroup v2)."""
     own = _read(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
     path = _CGROUP / own
     return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP))]
 
 
 def _gpus() -> tuple[str, ...]:
-    """Ids of the GPUs this process may use, without initialising CUDA in it."""
+    """Return the ids of the GPUs that this process may use, without initialising CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # As CUDA does: what follows the first id that is none does not count.
+        # As in CUDA: everything after the first invalid id is ignored.
         return tuple(takewhile(_GPU_ID.fullmatch, (gpu.strip() for gpu in visible.split(","))))
     if not shutil.which("nvidia-smi"):
         return ()

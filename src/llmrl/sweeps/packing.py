@@ -1,4 +1,4 @@
-"""How the runs of a sweep are dealt to processes, those that may be rows of one together."""
+"""Distribution of the runs of a sweep over processes; runs with equal keys may share one, as its rows."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmrl.sweeps.backends.protocol import Job, Pack
-from llmrl.sweeps.work import RowEnd, Task, TaskRows, Work, Works
+from llmrl.sweeps.work import JobWork, PackWork, RowEnd, Task, TaskRows
 
 T = TypeVar("T")
 
 TOGETHER = 2
-"""Deaths of its process after which a run is no longer a row."""
+"""Number of deaths of its process after which a run no longer shares one."""
 _MANY = 1_000_000
-"""Rows that no process has."""
+"""A number of rows larger than any process has."""
 
 
 @dataclass(frozen=True)
 class SharedTask:
-    """A `Task` that knows how to compute several runs at once, too.
+    """A `Task` that can also compute several runs at once.
 
     Attributes:
-        one: computes a run.
-        rows: computes several, whose keys are equal.
+        one: function that computes one run.
+        rows: function that computes several runs with equal keys.
     """
 
     one: Task
@@ -34,20 +34,20 @@ class SharedTask:
         return self.one(config, overrides)
 
 
-def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> Works:
-    """Return what the process of a pack calls.
+def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork:
+    """Return the work of the process of a pack.
 
     Args:
-        pack: its runs.
-        task: a `SharedTask` where these are several.
-        environment: variables to set, beside those of the runs.
+        pack: runs of the process.
+        task: task of the runs; a `SharedTask` if there are several.
+        environment: environment variables to set, which those of the runs override.
     """
-    works = [Work(task, j.config, j.overrides, j.folder, {**environment, **j.environment}, j.key) for j in pack.jobs]
-    return Works(works, task.rows if isinstance(task, SharedTask) else _alone)
+    works = [JobWork(task, j.config, j.overrides, j.folder, {**environment, **j.environment}, j.key) for j in pack.jobs]
+    return PackWork(works, task.rows if isinstance(task, SharedTask) else _alone)
 
 
 def dealt(items: Sequence[T], hands: int) -> list[list[T]]:
-    """Return `items` dealt to so many hands as cards are, none of them empty; sizes differ by one at most.
+    """Return `items` dealt in turn to at most `hands` lists, none of them empty; sizes differ by at most one.
 
     >>> dealt("abcde", 2)
     [['a', 'c', 'e'], ['b', 'd']]
@@ -57,8 +57,8 @@ def dealt(items: Sequence[T], hands: int) -> list[list[T]]:
 
 
 def packed_over(jobs: Sequence[Job], places: int, memory_gb: float) -> list[Pack]:
-    """Return the processes of jobs where `places` of them go side by side in `memory_gb` together: runs with equal keys
-    are dealt evenly over all places, or more processes, if so many rows have no room."""
+    """Return the packs of jobs for `places` parallel processes with `memory_gb` gigabytes in total. Runs with equal
+    keys are dealt evenly over `places` processes, or over more if so many rows do not fit."""
     packs = []
     for alike in _by_key(jobs):
         most = _most_rows(alike[0], memory_gb / places)
@@ -67,8 +67,8 @@ def packed_over(jobs: Sequence[Job], places: int, memory_gb: float) -> list[Pack
 
 
 def packed_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
-    """Return the processes of jobs where there are to be `n`: all alone if they are no more, or n is None, and else as
-    many as that, if there are so few keys. Those with many rows are divided first."""
+    """Return the packs of jobs for `n` processes: one run each if there are at most `n` jobs, or n is None. There are
+    more than `n` packs if keys or `hardware.rows` demand it. The packs with most rows are divided first."""
     if n is None or len(jobs) <= n:
         return [Pack((job,)) for job in jobs]
     groups = _by_key(jobs)
@@ -82,12 +82,12 @@ def packed_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
 
 
 def put_back(jobs: Sequence[Job], deaths: Mapping[Path, int]) -> list[Pack]:
-    """Return the processes that go on with runs whose process has died: the same again, but those that were there at
-    `TOGETHER` deaths or more are alone, so that the one that kills takes no other with it.
+    """Return the packs that continue the runs of a process that has died: one pack again, but runs with `TOGETHER`
+    deaths or more each get their own, so that the run that kills its process stops no other.
 
     Args:
-        jobs: that had not ended.
-        deaths: of a process of each, by run folder, this one counted.
+        jobs: jobs that had not ended.
+        deaths: number of deaths of each run's process so far, by run folder.
     """
     together = tuple(job for job in jobs if deaths[job.folder] < TOGETHER)
     alone = [Pack((job,)) for job in jobs if deaths[job.folder] >= TOGETHER]
@@ -95,7 +95,7 @@ def put_back(jobs: Sequence[Job], deaths: Mapping[Path, int]) -> list[Pack]:
 
 
 def _by_key(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs with equal keys together, in the order of the first of each; those without one by themselves."""
+    """Return jobs in groups of equal keys, ordered by their first job; a job without a key is its own group."""
     groups: dict[object, list[Job]] = {}
     for i, job in enumerate(jobs):
         groups.setdefault(i if job.key is None else job.key, []).append(job)
@@ -103,7 +103,7 @@ def _by_key(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _most_rows(job: Job, memory_gb: float | None) -> int:
-    """Most runs like this one that a process may have, if it is to have so much memory; None: as much as it needs."""
+    """Return the most runs like `job` in a process with `memory_gb` gigabytes; None: as much memory as needed."""
     rows, own = job.hardware.rows, job.hardware.memory_gb
     if rows != "auto":
         return rows
@@ -115,5 +115,5 @@ def _most_rows(job: Job, memory_gb: float | None) -> int:
     return 1 + int(min(max(memory_gb - own, 0.0) / row, _MANY))
 
 
-def _alone(works: Sequence[Work]) -> list[RowEnd]:
+def _alone(works: Sequence[JobWork]) -> list[RowEnd]:
     raise TypeError("this task computes one run at a time; several need a SharedTask")

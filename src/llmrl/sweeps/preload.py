@@ -15,10 +15,10 @@ from llmrl.run.signals import SIGNALS
 
 # What every run imports in the course of its life, whatever it is made of. By name, because most is above this layer.
 for name in (
-    "llmrl.display.runs",
-    "llmrl.experiment.job",
-    "llmrl.experiment.rows",
-    "llmrl.experiment.training",
+    "llmrl.display.run_summary",
+    "llmrl.experiment.run_job",
+    "llmrl.experiment.batched_runs",
+    "llmrl.experiment.train_application",
     "llmrl.llms.transcript",
     "llmrl.loops.design",
     "llmrl.loops.learn",

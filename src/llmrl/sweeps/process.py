@@ -21,13 +21,13 @@ from typing import Any
 
 from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
-from llmrl.run.owner import process_start
+from llmrl.run.ownership import process_start
 from llmrl.run.signals import SIGNALS
-from llmrl.sweeps.backends.protocol import Job, Outcome, Pack
+from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack
 from llmrl.sweeps.jobs import has_ended, left_behind
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.packing import works_of
-from llmrl.sweeps.work import RowEnd, Task, Works
+from llmrl.sweeps.work import PackWork, RowEnd, Task
 
 PRELOAD = "llmrl.sweeps.preload"
 """The module with what the server imports once for all runs."""
@@ -99,7 +99,7 @@ class RunProcess:
         except EOFError:
             self._last_words.close()
 
-    def outcomes(self, stopped_by: int | None) -> tuple[list[Outcome], list[Job]]:
+    def outcomes(self, stopped_by: int | None) -> tuple[list[JobOutcome], list[Job]]:
         """What the ended process left behind.
 
         Args:
@@ -171,7 +171,7 @@ def _unseen_main() -> Iterator[None]:
         namespace.update(hidden)
 
 
-def _live(works: Works, log_file: str, last_words: Connection) -> None:
+def _live(works: PackWork, log_file: str, last_words: Connection) -> None:
     """The life of a process. How its runs ended goes to the launcher too: a full disk takes no records."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C is the launcher's to hand on
     for name in SIGNALS:  # the server ignores them

@@ -1,4 +1,4 @@
-"""What schedulers know of jobs, for whichever backend: asking them, and waiting for jobs to end."""
+"""Queries to schedulers of any backend about jobs, and waiting for jobs to end."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.trust import NOBODY
-from llmrl.run.progress import Progress
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import Queued, read_queued
-from llmrl.sweeps.backends.protocol import Backend, Outcome, Scheduler, SchedulerError, name_of
+from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, name_of
 from llmrl.sweeps.jobs import describe
 from llmrl.sweeps.watch import SweepWatch
 
 log = logging.getLogger(__name__)
 
 _POLL_S = (1.0, 15.0)  # shortest and longest wait between looks at the queue
-_GONE_AFTER = 2  # looks in a row without a job before it counts as over: requeueing takes a moment
+_GONE_AFTER = 2  # polls in a row without a job before it counts as ended, because requeueing takes a moment
 
 
 def scheduler_of(backend: str) -> Scheduler | None:
-    """Return the scheduler that a run's record names; None for backends whose runs end with their launcher.
+    """Return the scheduler of the backend in a run's record; None for backends whose runs end with their launcher.
 
     Args:
-        backend: dotted name of a class; of other packages only those are heeded that are installed, or that the user's
-            own file trusts: whoever wrote the run folder does not say what code runs.
+        backend: dotted name of a class. Classes of other packages must be installed plugins, or trusted by the user's
+            own file, because a run folder from elsewhere must not decide what code runs.
 
     Raises:
-        ConfigError: that is not trusted, or cannot be imported.
+        ConfigError: the class is not trusted, is not a backend, or cannot be imported.
     """
     if not backend:
         return None
@@ -43,27 +43,27 @@ def scheduler_of(backend: str) -> Scheduler | None:
 
 
 def taken_by_schedulers(folders: Iterable[Path]) -> dict[str, list[Queued]]:
-    """Return the latest submissions of runs, by backend: those with a job id."""
+    """Return the latest submission of each run that has a job id, by backend."""
     found: dict[str, list[Queued]] = {}
     for folder in folders:
         try:
             queued = read_queued(folder)
         except RunFolderError:
-            continue  # the run's record tells of it
+            continue  # the run's record reports this error
         if queued is not None and queued.job_id:
             found.setdefault(queued.backend, []).append(queued)
     return found
 
 
 def ask_schedulers(folders: Iterable[Path], sure: bool = False) -> list[Queue]:
-    """Return what schedulers have waiting or running where these runs were submitted.
+    """Return the queues of the schedulers that these runs were submitted to.
 
     Args:
         folders: run folders, which need not exist.
-        sure: raise if one would have to be asked and cannot be; else its jobs are believed to be there.
+        sure: whether to raise if a scheduler cannot be queried; else its jobs are assumed to exist.
 
     Raises:
-        ConfigError: see `sure`.
+        SchedulerError: a scheduler cannot be queried, and `sure` is set.
     """
     queues: list[Queue] = []
     for backend, taken in taken_by_schedulers(folders).items():
@@ -78,7 +78,7 @@ def ask_schedulers(folders: Iterable[Path], sure: bool = False) -> list[Queue]:
 
 
 def ended(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapping[str, JobEnd]:
-    """Return how a backend's jobs ended, from its queues and, for older ones, from what its scheduler has kept.
+    """Return the ends of a backend's jobs by id, from its queues or, for older jobs, from its scheduler's records.
 
     Raises:
         ConfigError: as `scheduler_of`.
@@ -89,10 +89,10 @@ def ended(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapp
     return known if scheduler is None else {**scheduler.ended(sorted(set(job_ids) - known.keys())), **known}
 
 
-def wait_for(submitted: Sequence[Outcome]) -> Iterator[Outcome]:
-    """Yield the outcome of each submitted run, as they end; all of one backend.
+def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
+    """Yield the outcome of each submitted run of one backend, in order of ending.
 
-    A scheduler that does not answer is waited out: the jobs go on without it.
+    A scheduler that does not answer is queried again later, because its jobs go on.
     """
     pending = {outcome.folder: _submission(outcome) for outcome in submitted}
     jobs = {outcome.folder: outcome for outcome in submitted}
@@ -101,7 +101,7 @@ def wait_for(submitted: Sequence[Outcome]) -> Iterator[Outcome]:
     made = submitted[0].job.hardware.backend.scheduler
     assert made is not None
     scheduler = made()
-    with Progress(len(pending), "runs", "sweep") as progress:
+    with ProgressBar(len(pending), "runs", "sweep") as progress:
         watch = SweepWatch(progress)
         while pending:
             try:
@@ -125,24 +125,24 @@ def wait_for(submitted: Sequence[Outcome]) -> Iterator[Outcome]:
                 delay = min(delay * 1.3, _POLL_S[1])
 
 
-def _submission(outcome: Outcome) -> Queued:
-    """Who took a submitted run on, with the job's id even where that could not be written down."""
+def _submission(outcome: JobOutcome) -> Queued:
+    """Return the launch record of a submitted run, with the job id even if that could not be recorded."""
     queued = read_queued(outcome.folder)
     assert queued is not None
     return replace(queued, job_id=outcome.job_id)
 
 
-def outcome_of(submitted: Outcome, queued: Queued, queues: Sequence[Queue]) -> Outcome:
-    """Return what became of a run whose job is no longer in the queue."""
+def outcome_of(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -> JobOutcome:
+    """Return the outcome of a run whose job is no longer in the queue."""
     job = submitted.job
     record = read_run(job.folder, queues)
     if record.state == "running":
-        return Outcome.of(job, record, state="elsewhere", skipped=True, error="another process works on it")
+        return JobOutcome.of(job, record, state="elsewhere", skipped=True, error="another process works on it")
     begun = record.attempt > queued.attempt
     if begun and record.state in ("finished", "failed", "budget_exhausted"):
-        return Outcome.of(job, record)
+        return JobOutcome.of(job, record)
     end = ended(name_of(job.hardware.backend), [queued.job_id], queues).get(queued.job_id)
     error = record.error if begun else f"job {queued.job_id} left the queue before the run had started"
     taken_back = record.state == "cancelled" or (end is not None and end.cancelled)
     state = record.state if begun else "cancelled" if taken_back else "lost"
-    return Outcome.of(job, record, state=state, error=f"{error} ({end.word})" if end is not None else error)
+    return JobOutcome.of(job, record, state=state, error=f"{error} ({end.word})" if end is not None else error)

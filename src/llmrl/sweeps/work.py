@@ -1,4 +1,4 @@
-"""What the process of a job does: one run or several, with every way they can end made visible to the launcher."""
+"""The work of a job's process: it computes one run or several, and reports every way of ending to the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.core.errors import RunFolderError, short_error
 from llmrl.core.privacy import keep_private
 from llmrl.core.processes import placed
 from llmrl.core.terminal import guard_terminal
-from llmrl.run.ending import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
+from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
 from llmrl.run.status import Status, read_status
@@ -22,20 +22,20 @@ from llmrl.run.status import Status, read_status
 log = logging.getLogger(__name__)
 
 Task = Callable[[dict[str, Any], list[str]], float | None]
-"""Runs the experiment of a resolved config; leaves with SystemExit if it did not finish. A module's function, so that
-other processes can import it."""
+"""Function that computes the run of a resolved config and its overrides, and returns its result; it raises SystemExit
+if the run did not finish. It must be defined at module level, so that other processes can import it."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """A job as its process gets it; small and plain, so that it can be pickled anywhere.
+class JobWork:
+    """A job as its process receives it; small and plain, so that it can be pickled.
 
     Attributes:
-        task: what to call.
-        config, overrides: what with.
-        folder: the run folder.
-        environment: variables to set for it.
-        key: runs with equal keys may be computed as one batch, where they share a process; None: this one is not.
+        task: function that computes the run.
+        config, overrides: arguments of `task`.
+        folder: run folder.
+        environment: environment variables to set.
+        key: runs with equal keys may be computed as one batch if they share a process; None: not in a batch.
     """
 
     task: Task
@@ -46,23 +46,23 @@ class Work:
     key: str | None = None
 
     def __call__(self) -> float | None:
-        """Run it.
+        """Prepare the process, compute the run and return its result.
 
         Raises:
-            SystemExit: with the exit code of `llmrl-train`.
-            Exception: whatever a defect raised.
+            SystemExit: the run did not finish; with the exit code of `llmrl-train`.
+            Exception: an unexpected error.
         """
         self.prepare()
         return self.compute(self.task)
 
     def prepare(self) -> None:
-        """Set up what the whole process shares: variables, what reaches the terminal, modes of new files."""
+        """Set up the process: environment variables, a safe terminal output, and modes of new files."""
         os.environ.update(self.environment)
         guard_terminal()
         keep_private(self.config.get("private", True))
 
     def end(self, task: Task) -> RowEnd:
-        """Run it by `task` in a process that is prepared; returns how that ended, whatever happened."""
+        """Compute the run by `task` in a prepared process; return how it ended. Exceptions become exit codes."""
         try:
             self.compute(task)
         except SystemExit as end:
@@ -75,14 +75,14 @@ class Work:
         return RowEnd(self.folder, 0)
 
     def compute(self, task: Task) -> float | None:
-        """Run it by `task` in a process that is prepared.
+        """Compute the run by `task` in a prepared process and return its result.
 
         Raises:
-            SystemExit, Exception: as a call.
+            SystemExit, Exception: as `__call__`.
         """
         config = self.config
         if self._started_before():
-            # This job was put back into the queue: what it began is to be gone on with.
+            # The job was put back into the queue, so its earlier attempt must be resumed.
             config = {**config, "rerun": False, "resume": True}
         try:
             return task(config, self.overrides)
@@ -91,17 +91,17 @@ class Work:
             raise
 
     def _started_before(self) -> bool:
-        """Whether an attempt was made since the launcher took the run on."""
+        """Return whether an attempt has started since the launcher took the run on."""
         try:
             queued, status = read_queued(self.folder), read_status(self.folder)
         except RunFolderError:
-            return False  # the run says so itself
+            return False  # the run itself reports this error
         return queued is not None and status is not None and status.attempt > queued.attempt
 
     def _record(self, error: BaseException) -> None:
-        """Make sure that a failure before the run had got hold of its folder is seen in it."""
+        """Record a failure in the run folder if it came before the run owned the folder."""
         if not leads():
-            return  # the first of the run's processes learns of it
+            return  # only the first of the run's processes records
         if isinstance(error, SystemExit):
             if error.code == EXIT_IN_USE:
                 return
@@ -123,12 +123,12 @@ class Work:
 
 @dataclass(frozen=True)
 class RowEnd:
-    """How one of several runs of a process ended.
+    """The end of one of several runs of a process.
 
     Attributes:
-        folder: the run folder.
-        code: that a process of its own would have left with: 0 for a finished run.
-        said: its last words, for a run that could not record why it failed; empty: none.
+        folder: run folder.
+        code: exit code that a process of its own would have had; 0 for a finished run.
+        said: short error text, for a run that could not record its failure; empty without an error.
     """
 
     folder: Path
@@ -136,29 +136,29 @@ class RowEnd:
     said: str = ""
 
 
-TaskRows = Callable[[Sequence[Work]], list[RowEnd]]
-"""Computes several runs at once in this process, which is prepared. A module's function, as a `Task` is."""
+TaskRows = Callable[[Sequence[JobWork]], list[RowEnd]]
+"""Function that computes several runs at once in this prepared process; at module level, as a `Task`."""
 
 
 @dataclass(frozen=True)
-class Works:
-    """The runs that a process computes together; small and plain, as `Work`.
+class PackWork:
+    """The runs that a process computes together; small and plain, as `JobWork`.
 
     Attributes:
-        works: one or more, whose environments are equal, and what else a process has once.
-        task_rows: what to call for several.
+        works: one job or more, with equal environment variables and other process-wide settings.
+        task_rows: function that computes several runs.
     """
 
-    works: list[Work]
+    works: list[JobWork]
     task_rows: TaskRows
 
     def __call__(self) -> list[RowEnd]:
-        """Compute them; returns how each ended, in their order. One is computed as it would be by itself."""
+        """Compute the runs; return the end of each, in order. A single run is computed by its own task."""
         first = self.works[0]
         first.prepare()
         return [first.end(first.task)] if len(self.works) == 1 else self.task_rows(self.works)
 
 
 def leads() -> bool:
-    """Return whether this is the first of the processes that compute the run together."""
+    """Return whether this process is the first of those that compute the run together."""
     return placed()[0] == 0

@@ -1,4 +1,4 @@
-"""Debate: agents of a game hear what the others mean to do, and may change their minds."""
+"""Debate: agents of a game are told the plans of the others and may revise their own."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from llmrl.teachers.planners import Distribution, Planner
 from llmrl.teachers.plans import Plan, plan_text
 
 Game = tuple[str, ...]
-"""The sentence of each agent of a game, in order."""
+"""Sentence of each agent of a game, in order."""
 
 ANNOUNCED = "The others mean to do this: "
-"""Between an agent's own sentence and the plans of the others."""
+"""Text between an agent's own sentence and the plans of the others."""
 
 NO_PLAN = "has no plan yet"
-"""Announced of an agent whose planner gave none that could be used: what it does instead is nobody's plan."""
+"""Announced of an agent without a valid plan, instead of its fallback, which it did not choose."""
 
 _BRACKETS = re.compile("[<>]")
 
 
 class Debate:
-    """A planner whose agents agree in rounds, as multi-agent debate does (Du et al., 2023, arXiv 2305.14325).
+    """Planner whose agents agree in rounds, as in multi-agent debate (Du et al., 2023, arXiv 2305.14325).
 
     Before the first round every agent's plans come from its own sentence alone. In each round all agents are asked
-    again, at the same time, with their sentence followed by the plan that each other agent of the game found likeliest
-    in the round before. The plans of the last round count: with p_i their distribution, agent i is taught
+    again, simultaneously, with their sentence followed by the most probable plan of each other agent in the previous
+    round. The plans of the last round count: with p_i their distribution, agent i is taught
     pi_T^i = sum_k p_i(k) pi_{k,i}, which sums to 1 for each agent.
 
-    What was announced names no objects to a plan: an agent may only use those of its own sentence. It may tell an agent
-    what it cannot see, such as a goal that somebody means to tell it; a student that does not hear the debate can then
-    only learn what agents do on average in what it sees.
+    Plans may only use objects of the agent's own sentence, not those announced. Announcements may reveal what an agent
+    cannot observe, e.g. its goal. A student without access to the debate then learns only the average behaviour given
+    its observation.
 
     Args:
-        planner: answers; it keeps what it was told, so a state in which the same is announced is asked for once.
-        names: of the agents of a game.
-        rounds: of debate.
+        planner: planner that answers; its memory avoids repeated questions about equal announcements.
+        names: names of the agents of a game.
+        rounds: rounds of debate.
 
     Attributes:
-        looked_up, changed: agents so far, and those of them whose likeliest plan is not the one they began with.
+        looked_up: agents looked up so far, counted in every game.
+        changed: agents among them whose most probable plan differs from their initial one.
 
     Raises:
-        ConfigError: there is nobody to debate with.
+        ConfigError: a game has a single agent.
     """
 
     def __init__(self, planner: Planner, names: Sequence[str], rounds: PositiveInt = 1) -> None:
@@ -59,11 +60,11 @@ class Debate:
         self.looked_up, self.changed = 0, 0
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
-        """The plans of agents that hear nobody."""
+        """Return the plans for each sentence without a debate."""
         return self.planner.plans(sentences)
 
     def deliberate(self, games: Sequence[Game]) -> list[tuple[Distribution, ...]]:
-        """For each game the plans of each agent; all questions of a round, for all games, are asked together.
+        """Return the plans of each agent of each game, with one batch of questions per round for all games.
 
         Raises:
             LLMError, ConfigError: see `Planner.plans`; nothing is counted then.
@@ -86,8 +87,8 @@ class Debate:
         return {**words, "debate rounds": str(self.rounds)}
 
     def metrics(self) -> dict[str, float]:
-        """teacher/debate_changes: share of agents whose likeliest plan is another after the debate, since the start of
-        the run; and the planner's."""
+        """Return the planner's metrics and teacher/debate_changes: the share of agents, since the start of the run,
+        whose most probable plan changed in the debate."""
         share = self.changed / self.looked_up if self.looked_up else 0.0
         return {"teacher/debate_changes": share, **self.planner.metrics()}
 
@@ -104,7 +105,7 @@ class Debate:
         return [tuple(answers[sentence] for sentence in game) for game in games]
 
     def _heard(self, game: Game, plans: tuple[Distribution, ...]) -> Game:
-        """The sentences of a game, each followed by what the others announce."""
+        """Return the sentences of a game, each followed by the announcements of the others."""
         unplanned = getattr(self.planner, "no_plan", None)
         announced = [
             f"{name}: {NO_PLAN if p is unplanned else _BRACKETS.sub('', plan_text(likeliest(p)))}"
@@ -116,6 +117,6 @@ class Debate:
 
 
 def likeliest(plans: Distribution) -> Plan:
-    """The likeliest plan; of equally likely ones the first in alphabetical order, however answers were ordered."""
+    """Return the most probable plan; ties are broken alphabetically, independently of the order of replies."""
     most = max(probability for _, probability in plans)
     return min((plan for plan, probability in plans if probability == most), key=plan_text)

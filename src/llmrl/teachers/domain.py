@@ -1,4 +1,4 @@
-"""What a world needs to be taught in: a describer, skills, and a prompt."""
+"""Domains: what a teacher needs in an environment, that is a description of states, skills, and a prompt."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from llmrl.teachers.plans import Plan, PlanStep, Skill, parse_text
 _NAMED = re.compile(r"<([^<>]+)>")
 
 NOTHING = "nothing"
-"""In a sentence, `<nothing>` stands for no object."""
+"""Name that in a sentence, as `<nothing>`, stands for no object."""
 
 
 class Scene(Protocol):
-    """One agent's view of one state."""
+    """View of one agent of one state."""
 
     @property
     def sentence(self) -> str:
-        """The abstract state: all a planner is told. States with equal sentences get the same plans."""
+        """Description of the abstract state, all that a planner is told; equal sentences get the same plans."""
         ...
 
     def act(self, step: PlanStep) -> int | None:
-        """The action with which a skill goes on here; None if it has nothing left to do, or can do nothing."""
+        """Return the skill's next action in this state; None if it is finished or can do nothing."""
         ...
 
 
 class Domain(ABC):
-    """A world in three pieces: `scene` describes it and knows the skills, `prompt` explains it to a language model.
+    """Environment as teachers see it: `scene` describes states and executes skills, `prompt` explains it to an LLM.
 
     Attributes:
-        name: usually the environment's.
+        name: name of the domain, usually the environment's.
         channels: observation channels that `scene` reads.
         prompt: file in `teachers/prompts/`, or in `<prompts>/teacher/` of a user's own folder, without `.j2`.
-        skills: the plan grammar.
-        n_actions: of the environment.
-        idle: what is done if no skill of a plan has anything to do.
-        fallback: the plan where no valid one was had.
+        skills: skills of the plan grammar.
+        n_actions: number of the environment's actions.
+        idle: action taken if no skill of a plan has anything to do.
+        fallback: plan used where the planner gave no valid one.
         memory: numbers remembered for each agent from step to step of an episode; 0: none.
-        parity: whether it behaves as published, flaws included.
+        parity: whether the domain behaves as published, flaws included.
     """
 
     name: str
@@ -56,20 +56,20 @@ class Domain(ABC):
     memory: int = 0
     parity: bool = False
     vocabulary: tuple[str, ...] = ()
-    """Names of all objects that states may tell of, for a schema that is the same in all of them; empty: not known."""
+    """Names of the objects of all states, for one schema of replies in all states; empty: unknown."""
     tables: ClassVar[str | None] = None
-    """Path of the JSON file with its frozen plan tables (`llmrl.teachers.offline`); None: there are none."""
+    """Path of the JSON file with frozen plan tables (`llmrl.teachers.offline_planner`); None: there are none."""
 
     @abstractmethod
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """The scene of agent number `agent`, whose own observation (channel -> [*channel.shape]) is given.
+        """Return the scene of agent number `agent` for its own observation, channel -> [*channel.shape].
 
-        `memory` [self.memory] float64 is what was remembered of this episode so far, zeros at its start; it may be
-        written to. None where `self.memory` is 0.
+        `memory` [self.memory] float64 holds the numbers remembered in this episode, zeros at its start. The method may
+        write to it; it is None if `self.memory` is 0.
         """
 
     def action(self, scene: Scene, plan: Plan) -> int:
-        """What a plan does in a scene: what its first skill does that has something to do; `idle` if none has."""
+        """Return the action of the plan's first step that has something to do in the scene; `idle` if none has."""
         for step in plan:
             action = scene.act(step)
             if action is not None:
@@ -77,22 +77,22 @@ class Domain(ABC):
         return self.idle
 
     def objects(self, sentence: str) -> tuple[str, ...]:
-        """The objects that a plan for this state may name: here those between angle brackets, each once."""
+        """Return the objects that a plan for this state may name: by default those in angle brackets, each once."""
         return tuple(dict.fromkeys(name for name in _NAMED.findall(sentence) if name != NOTHING))
 
     def read_plan(self, text: str, sentence: str) -> Plan:
-        """A plan of a table for the state `sentence`.
+        """Parse a plan of a plan table for the state `sentence`.
 
         Raises:
-            InvalidReply: it is none.
+            InvalidReply: the text is no valid plan.
         """
         return parse_text(text, self.skills, self.objects(sentence))
 
     def read_published(self, reply: str, sentence: str) -> Plan:
-        """The plan in a model's reply for the state `sentence`, as the published teacher reads it.
+        """Return the plan in a model's reply for the state `sentence`, as the published teacher reads it.
 
         Raises:
-            ConfigError: this domain has no such reading.
+            ConfigError: this domain has no published reading, the default.
         """
         raise ConfigError(
             f"teacher.reading=published: the domain {self.name} with parity={str(self.parity).lower()} has no "
@@ -100,9 +100,9 @@ class Domain(ABC):
         )
 
     def best_plan(self, sentence: str) -> Plan:
-        """A good plan for this state by a rule of ours; what `teacher=oracle` teaches.
+        """Return a good plan for this state by a hand-written rule, which `teacher=oracle` teaches.
 
         Raises:
-            ConfigError: the domain has no such rule.
+            ConfigError: the domain has no such rule, the default.
         """
         raise ConfigError(f"the domain {self.name} has no rule for teacher=oracle; use teacher=llm")

@@ -1,4 +1,4 @@
-"""A language model as the planner: several answers for each abstract state, asked for once."""
+"""Planner that is a language model: several replies for each abstract state, requested once."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import ChatModel
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import ChatReply, State
-from llmrl.llms.asking import Asker
-from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.prompts import Prompt, PromptFamily
+from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.domain import Domain
+from llmrl.teachers.plan_tables import write_table
 from llmrl.teachers.planners import Distribution, distribution
 from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
-from llmrl.teachers.tables import write_table
 
 logger = logging.getLogger(__name__)
 
 FAMILY = "teacher"
 FOLDER = Path(__file__).with_name("prompts")
 TABLE = "plans.json"
-"""In the run folder: the plans of every state so far that has a valid one; `teacher=offline teacher.table=<file>` plays
-them again."""
+"""File in the run folder with the plans of all states that have a valid one; `teacher=offline teacher.table=<file>`
+replays it."""
 
 Reading = Literal["shared", "published"]
-"""How a reply is read: by the reader of all replies (`llmrl.llms.reading`), or as the published teacher does."""
+"""How a reply is read: by the shared readers (`llmrl.llms.reading`), or as the published teacher does."""
 
 LONGEST_PAUSE = 64
-"""Look-ups of a state without a valid plan from one question to the next, at most."""
+"""Most look-ups of a state without a valid plan from one question to the next."""
 
 
 class LLMPlanner:
-    """Asks a chat model for plans, each state `samples` times, and takes their shares as probabilities.
+    """Planner that asks a chat model `samples` times for each state and takes the shares of plans as probabilities.
 
     After LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373), with prompts of our own and a strict grammar: a reply
-    must name skills and objects that there are, or the model is shown what is wrong with it. Invalid samples are left
-    out and counted; if a state has no valid one its plan is the domain's `fallback`.
+    must name existing skills and objects, or the model is shown its error. Invalid samples are left out and counted. A
+    state without a valid sample gets the domain's `fallback`.
 
-    What was learnt of a state is kept for good. A fallback is not learnt: it is in no table, and the state is asked for
-    again when it is next looked up; after that more and more rarely, at every second look-up, every fourth and so on.
+    The plans of a state are kept for good. A fallback is not kept in the table. The state is asked for again at its
+    next look-up, then ever more rarely: at every second look-up, every fourth, and so on up to `LONGEST_PAUSE`.
 
     Args:
-        domain: whose states.
-        llm: the chat model; one that tells repeated questions apart, as the client does.
-        prompt_folder: a user's own prompts; None: there are none.
-        samples: answers for each state.
+        domain: domain of the states.
+        llm: chat model that answers repeated questions independently, as `ChatClient` does.
+        prompt_folder: folder of a user's own prompts; None: there is none.
+        samples: replies for each state.
         repair_turns: chances to correct an invalid reply.
-        folder: where the plan table is kept as a file a person can read; None: nowhere.
+        folder: folder of the readable file of the plan table; None: no file is written.
         prompt: name of the prompt; None: the domain's own.
-        horizon: steps of an episode, which the model is told; None: it is told nothing of that.
-        reading: how replies are read. Where that is as published, no reply is invalid, and none is held to a schema.
+        horizon: steps of an episode, as stated in the prompt; None: not stated.
+        reading: how replies are read; with `published` no reply is invalid, and no schema is requested.
 
     Raises:
         ConfigError: no chat model, no such prompt or one that cannot be rendered, or no published reading.
@@ -78,31 +78,33 @@ class LLMPlanner:
         self.domain, self.samples, self.folder = domain, samples, folder
         self.prompt, self.horizon, self.reading = prompt or domain.prompt, horizon, reading
         self.label = llm.label
-        self.prompts = Prompts(FAMILY, FOLDER, prompt_folder)
+        self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
         if self.prompt not in self.prompts.names:
             raise ConfigError(
                 f"the domain {domain.name} has no prompt {self.prompt}.j2; there are {', '.join(self.prompts.names)}"
                 f"; put it into <folder>/{FAMILY}/ and set prompts=<folder>"
             )
-        # Faults of a template would else be found when the first state is met, and so would a missing reading.
+        # Render now, so that faults of a template, or a missing reading, end the run before its first state.
         if reading == "published":
             domain.read_published("", "")
         self._render("Agent sees <thing>.", ("thing",))
         self._repair("a fault")
         schema = reply_schema(domain.skills, domain.vocabulary) if reading == "shared" else None
-        self.asker: Asker[Plan] = Asker(llm, FAMILY, self._reader(""), self._repair, schema, repair_turns)
+        self.asker: StructuredQuery[Plan] = StructuredQuery(
+            llm, FAMILY, self._reader(""), self._repair, schema, repair_turns
+        )
         self.known: dict[str, Distribution] = {}
         self.no_plan: Distribution = ((domain.fallback, 1.0),)
-        """The answer for states without a valid plan, and for no others: by this very object they are told apart."""
+        """Answer for states without a valid plan, recognised by the identity of this object."""
         self.unknown: dict[str, tuple[int, int]] = {}
-        """States without a valid plan so far: times asked in vain, and look-ups left before the next time."""
+        """States without a valid plan so far: number of failed questions, and look-ups left before the next one."""
         self.counters = {"asked": 0, "fallbacks": 0}
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
-        """What is known, and for all new sentences together one batch of questions.
+        """Return the plans of each sentence, after one batch of questions about all new sentences.
 
         Raises:
-            LLMError: the model failed for good, or may not be paid any more; nothing is kept then.
+            LLMError: the model failed for good, or the budget is exhausted; no new plan is kept then.
         """
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.known]
         due = [sentence for sentence in new if self.unknown.get(sentence, (0, 0))[1] == 0]
@@ -114,7 +116,7 @@ class LLMPlanner:
         return [self.known.get(sentence, self.no_plan) for sentence in sentences]
 
     def question(self, sentence: str) -> Prompt:
-        """The question for a state."""
+        """Return the prompt for the state `sentence`."""
         return self._render(sentence, self.domain.objects(sentence))
 
     def describe(self) -> dict[str, str]:
@@ -122,9 +124,9 @@ class LLMPlanner:
         return {"planner": self.label, "samples": str(self.samples), **read}
 
     def metrics(self) -> dict[str, float]:
-        """teacher/asked: states the model was asked for, each time anew; teacher/fallbacks: samples without a valid
-        reply; and those of `Asker`. Counted since the start of the run. teacher/unknown: states whose plan is the
-        fallback now."""
+        """Return counts since the start of the run: teacher/asked (states asked for, counting repetitions),
+        teacher/fallbacks (samples without a valid reply), those of `StructuredQuery`; and teacher/unknown, the number
+        of states whose plan is the fallback now."""
         counted = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
         return counted | {"teacher/unknown": float(len(self.unknown))} | self.asker.metrics()
 
@@ -147,7 +149,7 @@ class LLMPlanner:
         self.asker.load_state_dict(state["asker"])
 
     def _ask(self, sentences: Sequence[str]) -> None:
-        """Ask, and keep what was understood."""
+        """Ask about all sentences and keep the valid plans."""
         questions = [self.question(sentence) for sentence in sentences for _ in range(self.samples)]
         parsers = [self._reader(sentence) for sentence in sentences for _ in range(self.samples)]
         replies = self.asker.ask(questions, parsers)
@@ -161,7 +163,7 @@ class LLMPlanner:
                 self.unknown.pop(sentence, None)
                 continue
             times = self.unknown.get(sentence, (0, 0))[0]
-            # A call that failed says nothing of the state, and was not paid for.
+            # A failed call is no evidence about the state and costs nothing, so it causes no pause.
             reached = self.asker.unreached.isdisjoint(asked)
             self.unknown[sentence] = (times + 1, min(2**times, LONGEST_PAUSE) - 1) if reached else (times, 0)
             logger.warning(

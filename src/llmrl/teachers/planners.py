@@ -1,4 +1,4 @@
-"""Planners: from the sentence of an abstract state to plans and how likely each is."""
+"""Planners: from the sentence of an abstract state to plans and their probabilities."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import Plan
 
 Distribution = tuple[tuple[Plan, float], ...]
-"""Distinct plans and their probabilities, which sum to 1; the likeliest first."""
+"""Distinct plans with their probabilities, which sum to 1, in descending order."""
 
 
 class Planner(Protocol):
-    """Plans for the states of one domain.
+    """Source of plans for the states of one domain.
 
-    A planner may also have `describe() -> dict[str, str]`, what `dry_run=true` says of it.
+    A planner may also have `describe() -> dict[str, str]`, whose entries `dry_run=true` prints.
     """
 
     domain: Domain
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
-        """For each sentence, in order.
+        """Return the distribution over plans for each sentence, in order.
 
         Raises:
-            LLMError: a language model failed for good, or may not be paid any more.
-            ConfigError: a table has no plan for a sentence, and that was to be an error.
+            LLMError: a language model failed for good, or the budget is exhausted.
+            ConfigError: a table has no plan for a sentence and `miss` is `error`, or an oracle has no rule.
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the start of the run."""
+        """Return counters since the start of the run."""
         ...
 
     def state_dict(self) -> State: ...
@@ -40,7 +40,7 @@ class Planner(Protocol):
 
 
 class OraclePlanner:
-    """The domain's own rule for what is best, as a planner: an upper bound, and a teacher that costs nothing."""
+    """Planner that follows the domain's hand-written rule: an upper bound, and a teacher without costs."""
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
@@ -58,11 +58,11 @@ class OraclePlanner:
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """There is nothing to load."""
+        """Do nothing: there is no state."""
 
 
 def distribution(weights: Sequence[tuple[Plan, float]]) -> Distribution:
-    """Weights (counts) of plans as probabilities: equal plans are added up, the likeliest comes first."""
+    """Normalise weights (counts) of plans to probabilities, after adding up equal plans; the most probable is first."""
     sums: dict[Plan, float] = {}
     for plan, weight in weights:
         sums[plan] = sums.get(plan, 0.0) + weight

@@ -1,4 +1,4 @@
-"""Plans: lists of skills with the objects they are for, and the strict grammar in which they are read."""
+"""Plans: sequences of skills with their objects, and the strict grammar in which they are read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.steps import Steps
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.structured import InvalidReply, json_schema
 
 LONGEST_PLAN = 20
-"""Steps; what asks for more is no plan for one state."""
+"""Most steps of a plan; longer ones are invalid or cut."""
 
 NO_OBJECT = ("", "none", "nothing", "null", "no object", "n/a")
 
@@ -23,7 +23,7 @@ _ARTICLE = re.compile(r"^(the|a|an) ")
 
 @dataclass(frozen=True)
 class Skill:
-    """A word of the plan grammar: its name, whether an object follows it, and what it does, for the planner to read."""
+    """Word of the plan grammar: its name, whether an object follows it, and its meaning, as the planner is told."""
 
     name: str
     takes_object: bool
@@ -32,7 +32,7 @@ class Skill:
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One skill of a plan; `object` is "" where it takes none.
+    """One step of a plan: a skill and its object, "" for skills that take none.
 
     >>> str(PlanStep("go to", "key"))
     'go to <key>'
@@ -46,11 +46,11 @@ class PlanStep:
 
 
 Plan = tuple[PlanStep, ...]
-"""Skills in the order in which they are tried: the first that has something to do in a state acts."""
+"""Steps in the order in which they are tried: the first that has something to do in a state acts."""
 
 
 class UnknownSkill(InvalidReply):
-    """A plan uses a skill that the domain does not have in any state."""
+    """Error of a plan with a skill that the domain does not have in any state."""
 
 
 class _Step(BaseModel):
@@ -68,7 +68,7 @@ class _Reply(BaseModel):
 
 
 def plan_text(plan: Plan) -> str:
-    """The one way a plan is written; `parse_text` reads it back.
+    """Return a plan as text, in the only notation of plans; `parse_text` reads it back.
 
     >>> plan_text((PlanStep("go to", "key"), PlanStep("pick up", "key")))
     'go to <key>, pick up <key>'
@@ -77,9 +77,9 @@ def plan_text(plan: Plan) -> str:
 
 
 def reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dict[str, Any]:
-    """JSON schema of a reply: reasoning first, so that a model thinks before it decides; then the plan.
+    """Return the JSON schema of a reply: reasoning first, so that a model thinks before it decides, then the plan.
 
-    Objects are those of `vocabulary`, or "" for none; any text where it is empty.
+    Objects are those of `vocabulary` or ""; any text if `vocabulary` is empty.
     """
     schema = json_schema(_Reply)
     step = schema["$defs"]["_Step"]["properties"]
@@ -89,30 +89,36 @@ def reply_schema(skills: Sequence[Skill], vocabulary: Sequence[str] = ()) -> dic
 
 
 def parse_reply(text: str, skills: Sequence[Skill], objects: Sequence[str], state: str = "", cut: bool = False) -> Plan:
-    """The plan in a model's reply for the sentence `state`: its steps before the first that cannot be meant.
+    """Return the plan in a model's reply: its steps before the first invalid one, without those for absent objects.
+
+    Args:
+        text: the reply.
+        skills, objects: skills and objects that a plan may name.
+        state: sentence of the state that the question was about.
+        cut: whether the reply was cut off because it grew too long.
 
     Raises:
-        InvalidReply: there is none, or its first step uses a skill or an object that there is none of.
+        InvalidReply: the reply holds no plan, or no usable step before the first invalid one.
     """
-    question = Steps([(s.name, s.takes_object) for s in skills], objects, LONGEST_PLAN, state)
-    return tuple(PlanStep(*step) for step in understand(text, question, cut).answer)
+    question = PlanParser([(s.name, s.takes_object) for s in skills], objects, LONGEST_PLAN, state)
+    return tuple(PlanStep(*step) for step in parse_answer(text, question, cut).answer)
 
 
 def parse_text(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """A plan written as `go to <key>, pick up <key>`; the brackets may be missing.
+    """Parse a plan written as `go to <key>, pick up <key>`; the brackets may be missing.
 
     Raises:
-        InvalidReply: it is empty, or uses a skill or an object that there is none of.
+        InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.
     """
     items = [_plain(item) for item in text.split(",")]
     return checked([_split(item, skills) for item in items if item], skills, objects)
 
 
 def checked(steps: Sequence[tuple[str, str]], skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """The plan of pairs (skill, object), in the spelling of `skills` and `objects`.
+    """Return the plan of pairs (skill, object), in the spelling of `skills` and `objects`.
 
     Raises:
-        InvalidReply: it is empty or too long, or uses a skill or an object that there is none of.
+        InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.
     """
     known = {_plain(skill.name): skill for skill in skills}
     things = {_plain(name): name for name in objects}
@@ -140,7 +146,7 @@ def checked(steps: Sequence[tuple[str, str]], skills: Sequence[Skill], objects: 
 
 
 def _split(item: str, skills: Sequence[Skill]) -> tuple[str, str]:
-    """Skill and object of `go to key`: the longest skill the item starts with, and the rest."""
+    """Split `go to key` into the longest skill that it starts with and the object."""
     for name in sorted((_plain(skill.name) for skill in skills), key=len, reverse=True):
         if item == name or item.startswith(f"{name} "):
             return name, item[len(name) :].strip()
@@ -148,7 +154,7 @@ def _split(item: str, skills: Sequence[Skill]) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Lower case, single spaces, no brackets, quotes or underscores."""
+    """Return `text` in lower case, with single spaces for brackets, quotes, dashes, dots and underscores."""
     return " ".join(re.sub(r"[<>\"'`*_.\s-]+", " ", text).split()).lower()
 
 

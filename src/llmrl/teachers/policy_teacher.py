@@ -10,8 +10,8 @@ import torch
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.teachers.debate import Debate
-from llmrl.teachers.guide import Guide
 from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.schedules import Schedule
 from llmrl.teachers.teacher_policy import TeacherPolicy
 
@@ -31,7 +31,7 @@ class PolicyTeacher:
     Where the schedule's weight is 0 no scene is described and nothing is asked.
 
     Args:
-        guide: gives pi_T.
+        plan_policy: gives pi_T.
         schedule: weight of the loss in each update.
         seeds: draw the plans of the guide's `hard` mode, for each update from a stream of its own.
 
@@ -43,11 +43,11 @@ class PolicyTeacher:
         weight: of the loss in the present update.
     """
 
-    def __init__(self, guide: Guide, schedule: Schedule, seeds: Seeds) -> None:
-        self.guide, self.schedule = guide, schedule
-        self.channels = guide.domain.channels
-        self.policy = TeacherPolicy(guide)
-        planner = guide.planner.planner if isinstance(guide.planner, Debate) else guide.planner
+    def __init__(self, plan_policy: PlanPolicy, schedule: Schedule, seeds: Seeds) -> None:
+        self.plan_policy, self.schedule = plan_policy, schedule
+        self.channels = plan_policy.domain.channels
+        self.policy = TeacherPolicy(plan_policy)
+        planner = plan_policy.planner.planner if isinstance(plan_policy.planner, Debate) else plan_policy.planner
         self.keeps_draws = isinstance(planner, LLMPlanner)
         self._seeds = seeds.child("plans")
         self.updates, self.queries, self.weight = 0, 0, 0.0
@@ -103,21 +103,21 @@ class PolicyTeacher:
         return {
             "teacher/weight": self.weight,
             "teacher/queries": float(self.queries),
-            "teacher/states": float(len(self.guide.sentences)),
-            **self.guide.planner.metrics(),
+            "teacher/states": float(len(self.plan_policy.sentences)),
+            **self.plan_policy.planner.metrics(),
         }
 
     def describe(self) -> dict[str, str]:
         """What a plan of the run says of it: who plans, and how that is taught."""
-        guide = self.guide
-        tell = getattr(guide.planner, "describe", None)  # not every planner has it
-        words = {"planner": type(guide.planner).__name__} if tell is None else tell()
-        several = {"sharing": guide.sharing} if guide.n_agents > 1 else {}
-        flawed = str(guide.domain.parity).lower()
+        plan_policy = self.plan_policy
+        tell = getattr(plan_policy.planner, "describe", None)  # not every planner has it
+        words = {"planner": type(plan_policy.planner).__name__} if tell is None else tell()
+        several = {"sharing": plan_policy.sharing} if plan_policy.n_agents > 1 else {}
+        flawed = str(plan_policy.domain.parity).lower()
         return {
             **words,
-            "domain": guide.domain.name,
-            "mode": guide.mode,
+            "domain": plan_policy.domain.name,
+            "mode": plan_policy.mode,
             **several,
             "parity": flawed,
             "schedule": str(self.schedule),
@@ -137,32 +137,32 @@ class PolicyTeacher:
             "queries": self.queries,
             "weight": self.weight,
             "memory": None if self._memory is None else self._memory.copy(),
-            "guide": self.guide.state_dict(),
+            "plan_policy": self.plan_policy.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         self.updates, self.queries, self.weight = state["updates"], state["queries"], state["weight"]
         self._memory = None if state["memory"] is None else np.array(state["memory"])
-        self.guide.load_state_dict(state["guide"])
+        self.plan_policy.load_state_dict(state["plan_policy"])
 
     def _advice(self, rollout: Rollout) -> torch.Tensor:
         observation = {name: rollout.observation[name].cpu().numpy() for name in self.channels}
         steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
-        if self.guide.domain.memory:
+        if self.plan_policy.domain.memory:
             # A copy: if a model fails, nothing has happened.
-            blank = np.zeros((n_envs, n_agents, self.guide.domain.memory))
+            blank = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory))
             memory = blank if self._memory is None else self._memory.copy()
-            first = rollout.first.cpu().numpy()
+            first = rollout.episode_start.cpu().numpy()
             scenes = []
             for t in range(steps):
                 memory[first[t]] = 0.0
-                scenes += self.guide.scenes({name: x[t] for name, x in observation.items()}, memory)
+                scenes += self.plan_policy.scenes({name: x[t] for name, x in observation.items()}, memory)
         else:
             merged = {name: x.reshape(steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
-            scenes = self.guide.scenes(merged)
-        uniform = self._seeds.numpy(self.updates).random(len(scenes)) if self.guide.mode == "hard" else None
-        advice = self.guide.advise(scenes, uniform)
+            scenes = self.plan_policy.scenes(merged)
+        uniform = self._seeds.numpy(self.updates).random(len(scenes)) if self.plan_policy.mode == "hard" else None
+        advice = self.plan_policy.advise(scenes, uniform)
         self._memory = memory
         self.queries += len(scenes)
         return torch.from_numpy(advice).reshape(steps, n_envs, n_agents, -1).to(rollout.action.device)

@@ -1,4 +1,4 @@
-"""The search space: what a trial may set, and how a value is written as a Hydra override."""
+"""The search space of tuning: the values that a trial may set, and their text as Hydra overrides."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _DIGITS = 6
-"""Significant digits of a real number as it is run: run folders are named after it, and no search is finer."""
+"""Significant digits of real values; folder names are made of them, and no search needs more."""
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Numbers from `low` to `high`, both included; `step` apart if it is given.
+class NumericRange:
+    """A range of numbers from `low` to `high`, both included, and `step` apart if that is given.
 
     Attributes:
-        log: searched on a logarithmic scale, because the order of magnitude is what matters.
-        integer: whole numbers only.
+        log: whether to search on a logarithmic scale.
+        integer: whether only integers are searched.
     """
 
     low: float
@@ -32,7 +32,7 @@ class Numbers:
     integer: bool = False
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if there is nothing to search here; `key` is for the message."""
+        """Raise ConfigError if the range is invalid; `key` is for the message."""
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
             raise ConfigError(f"{key} is searched from {self.low:g} to {self.high:g}; give two finite numbers in order")
         if self.log and self.low <= 0:
@@ -46,7 +46,7 @@ class Numbers:
             )
 
     def distribution(self) -> BaseDistribution:
-        """The same as Optuna says it."""
+        """Return the dimension as a distribution of Optuna."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.integer:
@@ -54,14 +54,14 @@ class Numbers:
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
     def text(self, value: Any) -> str:
-        """`value` as the right-hand side of an override, never outside the bounds."""
+        """Return `value` as the right-hand side of an override, never outside the bounds."""
         if self.integer:
             return str(int(value))
         text = f"{value:.{_DIGITS}g}"
         return text if self.low <= float(text) <= self.high else repr(float(value))
 
     def first(self) -> str:
-        """Some value, for trying out whether the key can be set at all."""
+        """Return one value, to test whether the key can be set."""
         return self.text(self.low)
 
     def __str__(self) -> str:
@@ -71,39 +71,39 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Choices:
-    """One of several values without an order, each written as the right-hand side of an override."""
+class CategoricalChoice:
+    """A choice among values without an order, each given as the right-hand side of an override."""
 
     options: tuple[str, ...]
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if there is nothing to choose; `key` is for the message."""
+        """Raise ConfigError if there are no values; `key` is for the message."""
         if not self.options:
             raise ConfigError(f"{key} has no values to choose from")
 
     def distribution(self) -> BaseDistribution:
-        """The same as Optuna says it."""
+        """Return the dimension as a distribution of Optuna."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.options)
 
     def text(self, value: Any) -> str:
-        """`value` as the right-hand side of an override."""
+        """Return `value` as the right-hand side of an override."""
         return str(value)
 
     def first(self) -> str:
-        """Some value, for trying out whether the key can be set at all."""
+        """Return one value, to test whether the key can be set."""
         return self.options[0]
 
     def __str__(self) -> str:
         return f"one of {', '.join(self.options)}"
 
 
-Dimension = Numbers | Choices
+Dimension = NumericRange | CategoricalChoice
 Space = Mapping[str, Dimension]
-"""What is searched, by the left-hand side of the override: `agent.ppo.epochs`, `principal`, `+agent.extra`."""
+"""Dimensions of the search by the left-hand side of the override: `agent.ppo.epochs`, `principal`, `+agent.extra`."""
 
 
 def overrides(space: Space, params: Mapping[str, Any]) -> list[str]:
-    """The Hydra overrides that set `params`, in the order of the space."""
+    """Return the Hydra overrides that set `params`, in the order of the space."""
     return [f"{key}={dimension.text(params[key])}" for key, dimension in space.items()]

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from llmrl.analysis.statistics import interquartile_mean, mean
-from llmrl.core.disk import why
+from llmrl.core.atomic_files import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import split_overrides, unwritable
-from llmrl.run.owner import Ownership
+from llmrl.run.ownership import Ownership
 from llmrl.tuning.space import Space, overrides
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ Result = float | str
 
 
 @dataclass(frozen=True)
-class Settings:
+class TuningSettings:
     """What `conf/hydra/sweeper/optuna.yaml` says, where each field is explained."""
 
     study: str
@@ -62,7 +62,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """One choice of parameters; `overrides` set them.
 
     Attributes:
@@ -83,7 +83,7 @@ class Study:
 
     Args:
         folder: of the study's files, made if it is not there.
-        settings: see `Settings`.
+        settings: see `TuningSettings`.
         space: what is searched.
         seeds: every trial is run with each of these.
         fixed: overrides common to all trials.
@@ -94,7 +94,7 @@ class Study:
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, space: Space, seeds: Sequence[str], fixed: Sequence[str]
+        self, folder: Path, settings: TuningSettings, space: Space, seeds: Sequence[str], fixed: Sequence[str]
     ) -> None:
         try:
             import optuna
@@ -130,12 +130,12 @@ class Study:
     ) -> None:
         self._owner.release()
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TuningTrial]:
         """All trials by number, without those of which a killed process had not yet drawn all parameters."""
         results = self._study.user_attrs
         names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed"}
         return [
-            Trial(
+            TuningTrial(
                 trial.number,
                 overrides(self.space, trial.params),
                 names[trial.state.name],  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ class Study:
             for trial in self._whole()
         ]
 
-    def next_batch(self) -> list[Trial]:
+    def next_batch(self) -> list[TuningTrial]:
         """The trials to run now; empty when there are enough.
 
         What a killed search left comes first, and alone: the next trials are drawn when as much is known as would have
@@ -167,10 +167,10 @@ class Study:
             for index in range(len(trials), len(trials) + size):
                 self._study.sampler = self._sampler(index)
                 drawn = self._study.ask(distributions)
-                batch.append(Trial(drawn.number, overrides(self.space, drawn.params)))
+                batch.append(TuningTrial(drawn.number, overrides(self.space, drawn.params)))
         return batch
 
-    def tell(self, trial: Trial, results: Sequence[Result]) -> Trial:
+    def tell(self, trial: TuningTrial, results: Sequence[Result]) -> TuningTrial:
         """Record what became of a trial's runs, one result a seed, and return the trial as it is now.
 
         A trial is failed if one of its runs is: an aggregate over other seeds than the rest's could not be compared.
@@ -183,12 +183,12 @@ class Study:
             self._study.set_user_attr(f"results of trial {trial.number}", by_seed)
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)
-                return Trial(trial.number, trial.overrides, "failed", None, by_seed)
+                return TuningTrial(trial.number, trial.overrides, "failed", None, by_seed)
             value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
             self._study.tell(trial.number, value)
-        return Trial(trial.number, trial.overrides, "finished", value, by_seed)
+        return TuningTrial(trial.number, trial.overrides, "finished", value, by_seed)
 
-    def ranking(self) -> list[Trial]:
+    def ranking(self) -> list[TuningTrial]:
         """Trials with a value, the best first, earlier ones before equal later ones."""
         sign = -1.0 if self.settings.direction == "maximize" else 1.0
         return sorted(

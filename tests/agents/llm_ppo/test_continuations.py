@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.envs.babyai.vec_env import BabyAIEnv
 from llmrl.llms.local.causal_scorer import CausalScorer
@@ -101,7 +101,7 @@ def candidates_of(env):
         module = Nothing()
 
     settings = LanguageNetworkSettings("prompt", "scores", 1.0, [4], "relu", "float32", 64)
-    return LanguageActorCritic(env.spec, Anything(), torch.Generator(), settings, Processes()).candidates
+    return LanguageActorCritic(env.spec, Anything(), torch.Generator(), settings, ProcessGroup()).candidates
 
 
 def rooms(**options):

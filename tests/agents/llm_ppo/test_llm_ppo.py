@@ -9,11 +9,11 @@ import torch
 
 from corridor import Corridor
 from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
-from llmrl.agents.llm_ppo.reference import adapters_off
+from llmrl.agents.llm_ppo.reference_kl import adapters_off
 from llmrl.core.errors import CheckpointError, ConfigError, Diverged, LLMError
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
-from llmrl.core.texts import Texts
+from llmrl.core.text_array import TextArray
 from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
@@ -43,7 +43,7 @@ def folders(tmp_path_factory):
 def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
     scorer = changed.pop("scorer", None) or SCORERS[kind](str(folders[kind]))
     arguments = {
-        "reads": "prompt",
+        "text_channel": "prompt",
         "actions": "scores",
         "temperature": 1.0,
         "tune": "full",
@@ -58,7 +58,7 @@ def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
         "init_from": None,
     }
     return LanguagePPOAgent(
-        env.spec, Seeds(seed), "cpu", scorer, Processes(), False, ppo=ppo, **{**arguments, **changed}
+        env.spec, Seeds(seed), "cpu", scorer, ProcessGroup(), False, ppo=ppo, **{**arguments, **changed}
     )
 
 
@@ -106,7 +106,7 @@ def test_a_gradient_is_the_same_in_pieces(folders):
         agent = make_agent(folders, env, piece_tokens=piece_tokens)
         network = agent.policy.network
         prompts = [str(t) for t in env.reset(seed=3)["prompt"].ravel()]
-        batch = {"prompt": Texts.of(prompts), "action": torch.zeros(8, dtype=torch.int64)}
+        batch = {"prompt": TextArray.of(prompts), "action": torch.zeros(8, dtype=torch.int64)}
         pieces = list(network.pieces(batch))
         assert sum(share for _, share in pieces) == pytest.approx(1.0)
         assert len(pieces) == (1 if piece_tokens > 1 else len(set(prompts)))
@@ -226,7 +226,7 @@ def test_dropout_never_changes_a_score(folders):
             module.p = 0.5
     agent = make_agent(folders, env, scorer=scorer, recompute=True)
     network = agent.policy.network
-    texts = Texts.of(prompts)
+    texts = TextArray.of(prompts)
     with torch.no_grad():
         resting, _ = network({"prompt": texts})
     trained, _ = network({"prompt": texts})
@@ -272,7 +272,7 @@ def test_an_adapter_over_weights_in_four_bits_learns(folders):
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_a_gradient_is_the_same_where_activations_are_computed_again(folders, kind, tune):
     env = Corridor(8)
-    prompts = Texts.of([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
+    prompts = TextArray.of([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
     found = []
     for recompute in (False, True):
         agent = make_agent(folders, env, kind, tune=tune, recompute=recompute)
@@ -369,8 +369,8 @@ def test_what_cannot_work_is_refused(folders):
         make_agent(folders, Corridor(4, names=("go", "go")))
     with pytest.raises(ConfigError, match="empty name"):
         make_agent(folders, Corridor(4, names=("go", " ")))
-    with pytest.raises(ConfigError, match=r"no text channel 'text', but prompt: set agent\.reads=prompt"):
-        make_agent(folders, env, reads="text")
+    with pytest.raises(ConfigError, match=r"no text channel 'text', but prompt: set agent\.text_channel=prompt"):
+        make_agent(folders, env, text_channel="text")
     with pytest.raises(ConfigError, match=r"kl_coefficient.*agent\.actions=scores"):
         make_agent(folders, env, actions="head", kl_coefficient=0.1)
     with pytest.raises(ConfigError, match=r"tune=heads.*use agent\.actions=head"):

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import comparable_metrics, only_run_folder, rows_alike, run
 from llmrl.core.processes import VARIABLES
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 
 ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1", "env.n_envs=3")
 PPO = (

@@ -13,7 +13,7 @@ import torch
 import commands
 from experiments import comparable_metrics, compose, only_run_folder, silent_run
 from llmrl.core.errors import ConfigError, Diverged, LLMError
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.status import read_status
 
 SIZE = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")

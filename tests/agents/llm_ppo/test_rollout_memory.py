@@ -15,7 +15,7 @@ from llmrl.agents.drrn_agent import DRRNAgent
 from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
 from llmrl.algorithms.q_learning import QSettings
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
@@ -44,7 +44,7 @@ def make(tmp_path_factory):
             return DRRNAgent(env.spec, Seeds(0), "cpu", "prompt", 16, 100, 1.0, Q)
         settings = ("prompt", "scores", 1.0, "full", Lora(), [8], "relu", "float32", False, 4096, 0.0, False, None)
         return LanguagePPOAgent(
-            env.spec, Seeds(0), "cpu", Seq2SeqScorer(str(folder)), Processes(), False, *settings, ppo=PPO
+            env.spec, Seeds(0), "cpu", Seq2SeqScorer(str(folder)), ProcessGroup(), False, *settings, ppo=PPO
         )
 
     return made

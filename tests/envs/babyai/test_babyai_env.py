@@ -10,9 +10,9 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.babyai.language import vocabulary
 from llmrl.envs.babyai.levels import KINDS
 from llmrl.envs.babyai.vec_env import BabyAIEnv
-from llmrl.envs.babyai.words import vocabulary
 from some import some
 
 TRAIN, RED_BALL, LOCAL = "BabyAI-MixedTrainLocal-v0", "BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0"

@@ -13,7 +13,7 @@ from minigrid.minigrid_env import MiniGridEnv
 
 import llmrl.envs.babyai.registration  # noqa: F401
 from llmrl.core.seeding import Seeds
-from llmrl.envs.babyai.sentences import sentences, teller
+from llmrl.envs.babyai.sentences import sentences, view_describer
 from llmrl.envs.babyai.text_wrapper import BabyAIText
 from llmrl.envs.babyai.vec_env import BabyAIEnv
 
@@ -157,7 +157,7 @@ def test_any_map_of_codes_is_told_by_the_rules(language: str) -> None:
         axis=-1,
     ).astype(np.uint8)
     rules = told if language == "en" else told_in_french
-    assert teller(language, 7, 7).tell(images) == [rules(image) for image in images]
+    assert view_describer(language, 7, 7).tell(images) == [rules(image) for image in images]
 
 
 @pytest.mark.parametrize("level", LEVELS)

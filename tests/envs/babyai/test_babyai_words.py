@@ -12,9 +12,9 @@ import pytest
 import llmrl.envs.babyai.registration  # noqa: F401
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.babyai.language import LANGUAGES, action_names, tokens, vocabulary
 from llmrl.envs.babyai.missions import in_french
 from llmrl.envs.babyai.vec_env import BabyAIEnv
-from llmrl.envs.babyai.words import LANGUAGES, action_names, tokens, vocabulary
 
 
 @pytest.mark.parametrize(

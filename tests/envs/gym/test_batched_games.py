@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.batched import BATCHED
 from llmrl.envs.gym.batched.generators import generators
-from llmrl.envs.gym.games import GameMaker
-from llmrl.envs.gym.protocols import Games
+from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.interfaces import Games
 
 N = 5
 HORIZON = {"CliffWalking-v1": 80, "CliffWalkingSlippery-v1": 80}
@@ -48,8 +48,11 @@ def skilled(name: str, games: Games, seen: np.ndarray, rng: np.random.Generator)
 
 def compare(name: str, kwargs: dict, seed: int, steps: int) -> int:
     """Play both engines with the same actions and compare all that they give; returns how many episodes ended."""
-    maker = {"id": name, "kwargs": kwargs, "horizon": HORIZON.get(name)}
-    stock, batched = GameMaker(**maker, engine="stock").make(N), GameMaker(**maker, engine="batched").make(N)
+    env_factory = {"id": name, "kwargs": kwargs, "horizon": HORIZON.get(name)}
+    stock, batched = (
+        EnvFactory(**env_factory, engine="stock").make(N),
+        EnvFactory(**env_factory, engine="batched").make(N),
+    )
     assert stock.observation_space == batched.observation_space
     assert stock.action_space == batched.action_space
     assert stock.horizon == batched.horizon
@@ -93,7 +96,7 @@ def test_equal_to_gymnasium_whatever_the_seeds(case, seed):
 def test_the_goal_of_both_mountain_cars_is_reached_in_these_comparisons():
     """Else the comparison would say nothing about rewards and ends there."""
     for name in ("MountainCar-v0", "MountainCarContinuous-v0"):
-        games, rng = GameMaker(name, engine="batched").make(4), np.random.default_rng(0)
+        games, rng = EnvFactory(name, engine="batched").make(4), np.random.default_rng(0)
         seen, playing, reached = games.reset(np.arange(4), np.ones(4, dtype=bool)), np.ones(4, dtype=bool), 0
         for _ in range(200):
             seen, _, terminated, truncated = games.step(skilled(name, games, seen, rng), playing)
@@ -104,7 +107,7 @@ def test_the_goal_of_both_mountain_cars_is_reached_in_these_comparisons():
 
 def test_a_step_leaves_what_it_gave_before_alone():
     for name in BATCHED:
-        games = GameMaker(name, {}, HORIZON.get(name), "batched").make(2)
+        games = EnvFactory(name, {}, HORIZON.get(name), "batched").make(2)
         first = games.reset(np.arange(2), np.ones(2, dtype=bool))
         kept = np.array(first)
         action = np.zeros((2, *games.action_space.shape), dtype=games.action_space.dtype)
@@ -131,7 +134,7 @@ def test_a_negative_seed_is_refused():
 
 @pytest.mark.parametrize("action", [-1, 2])
 def test_an_action_that_does_not_exist_is_refused(action):
-    games = GameMaker("CartPole-v1", engine="batched").make(2)
+    games = EnvFactory("CartPole-v1", engine="batched").make(2)
     games.reset(np.arange(2), np.ones(2, dtype=bool))
     with pytest.raises(ValueError, match="actions must be 0 to 1"):
         games.step(np.array([0, action]), np.ones(2, dtype=bool))
@@ -139,7 +142,7 @@ def test_an_action_that_does_not_exist_is_refused(action):
 
 def test_pictures_are_those_of_gymnasium():
     for name in ("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "FrozenLake-v1", "Taxi-v4"):
-        stock, batched = GameMaker(name).make(1, render=True), GameMaker(name, engine="batched").make(2)
+        stock, batched = EnvFactory(name).make(1, render=True), EnvFactory(name, engine="batched").make(2)
         seeds, one = np.array([7, 3]), np.ones(1, dtype=bool)
         stock.reset(seeds[1:], one)
         batched.reset(seeds, np.ones(2, dtype=bool))
@@ -159,13 +162,13 @@ def test_pictures_are_those_of_gymnasium():
 )
 def test_what_has_no_batched_engine_is_refused(name, kwargs):
     with pytest.raises(ConfigError, match=r"no batched engine.*env.engine=stock"):
-        GameMaker(name, kwargs, engine="batched").make(2)
+        EnvFactory(name, kwargs, engine="batched").make(2)
 
 
 def test_arguments_that_an_environment_does_not_take_are_named():
     for name in ("CartPole-v1", "FrozenLake-v1", "llmrl/Pong-v0"):
         with pytest.raises(ConfigError, match=r"does not take env.kwargs=\{'wind': 3\}"):
-            GameMaker(name, {"wind": 3}, engine="batched").make(2)
+            EnvFactory(name, {"wind": 3}, engine="batched").make(2)
 
 
 def test_every_batched_engine_is_registered_with_gymnasium():

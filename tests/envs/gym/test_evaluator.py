@@ -15,9 +15,9 @@ import commands
 from llmrl.agents.search_agent import LinearAgent, TabularAgent
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.gym.episodes import Evaluator, Rules
-from llmrl.envs.gym.games import GameMaker
-from llmrl.envs.gym.success import Criterion
+from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
+from llmrl.envs.gym.success import SuccessCriterion
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
 
@@ -26,9 +26,9 @@ def linear(name: str, **kwargs):
     return LinearAgent(GymnasiumEnv(Seeds(0), name, n_envs=1).spec, **kwargs).controller
 
 
-def plainly(maker: GameMaker, controller, vector: np.ndarray, seed: int) -> tuple[float, int]:
+def plainly(env_factory: EnvFactory, controller, vector: np.ndarray, seed: int) -> tuple[float, int]:
     """One episode in a loop of Gymnasium alone."""
-    env = gymnasium.make(maker.id, max_episode_steps=maker.horizon, **maker.kwargs)
+    env = gymnasium.make(env_factory.id, max_episode_steps=env_factory.horizon, **env_factory.kwargs)
     seen, _ = env.reset(seed=seed)
     total, steps, over = 0.0, 0, False
     while not over:
@@ -58,19 +58,19 @@ def plainly(maker: GameMaker, controller, vector: np.ndarray, seed: int) -> tupl
     ],
 )
 def test_equal_to_a_plain_loop(name, engine, workers):
-    maker = GameMaker(name, {}, 60, engine)
+    env_factory = EnvFactory(name, {}, 60, engine)
     spec = GymnasiumEnv(Seeds(0), name, n_envs=1).spec
     controller = (TabularAgent if "state" in spec.observation else LinearAgent)(spec).controller
     space, rng = controller.space, np.random.default_rng(0)
     vectors = space.rounded(rng.uniform(space.low, space.high, (3, space.dim)))
     seeds = np.array([3, 1, 4, 1])
-    with Evaluator(Rules(maker), workers) as evaluator:
+    with GymEvaluator(EpisodeRules(env_factory), workers) as evaluator:
         for _ in range(2):
             done = evaluator.evaluate(controller, vectors, seeds)
             assert done.successes is None
             for i, vector in enumerate(vectors):
                 for j, seed in enumerate(seeds.tolist()):
-                    assert (done.returns[i, j], done.lengths[i, j]) == plainly(maker, controller, vector, seed)
+                    assert (done.returns[i, j], done.lengths[i, j]) == plainly(env_factory, controller, vector, seed)
 
 
 def test_a_policy_that_reads_one_hot_states_looks_up_like_one_that_is_stepped():
@@ -79,7 +79,7 @@ def test_a_policy_that_reads_one_hot_states_looks_up_like_one_that_is_stepped():
     seeds = np.arange(6)
     results = []
     for engine in ("stock", "batched"):
-        with Evaluator(Rules(GameMaker("FrozenLake-v1", engine=engine)), workers=1) as evaluator:
+        with GymEvaluator(EpisodeRules(EnvFactory("FrozenLake-v1", engine=engine)), workers=1) as evaluator:
             results.append(evaluator.evaluate(controller, vectors, seeds))
     assert np.array_equal(results[0].returns, results[1].returns)
     assert np.array_equal(results[0].lengths, results[1].lengths)
@@ -87,15 +87,19 @@ def test_a_policy_that_reads_one_hot_states_looks_up_like_one_that_is_stepped():
 
 @pytest.mark.parametrize(
     ("criterion", "expected"),
-    [(Criterion("return", 1.0), True), (Criterion("reward", 1.0), True), (Criterion("terminated"), None)],
+    [
+        (SuccessCriterion("return", 1.0), True),
+        (SuccessCriterion("reward", 1.0), True),
+        (SuccessCriterion("terminated"), None),
+    ],
 )
 @pytest.mark.parametrize("engine", ["stock", "batched"])
 def test_successes(criterion, expected, engine):
     """On the lake reaching the goal is a return of 1; falling into a hole terminates as well."""
-    maker = GameMaker("FrozenLake-v1", {}, 12, engine)
+    env_factory = EnvFactory("FrozenLake-v1", {}, 12, engine)
     controller = TabularAgent(GymnasiumEnv(Seeds(0), "FrozenLake-v1", n_envs=1).spec).controller
     vector = np.array([[0, 3, 3, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0]], dtype=np.float64)
-    with Evaluator(Rules(maker, success=criterion), workers=1) as evaluator:
+    with GymEvaluator(EpisodeRules(env_factory, success=criterion), workers=1) as evaluator:
         done = evaluator.evaluate(controller, vector, np.arange(60))
     assert done.successes is not None
     if expected:
@@ -112,9 +116,9 @@ def test_actions_are_clipped_unless_they_are_wanted_as_they_are():
     costs = []
     for clip in (True, False):
         for engine in ("stock", "batched"):
-            maker = GameMaker("MountainCarContinuous-v0", {}, 10, engine)
+            env_factory = EnvFactory("MountainCarContinuous-v0", {}, 10, engine)
             controller = linear("MountainCarContinuous-v0", clip_actions=False)
-            with Evaluator(Rules(maker, clip_actions=clip), workers=1) as evaluator:
+            with GymEvaluator(EpisodeRules(env_factory, clip_actions=clip), workers=1) as evaluator:
                 costs.append(evaluator.evaluate(controller, np.array([[0.0, 0.0, 5.0]]), np.arange(2)).returns)
     assert np.allclose(costs[0], -1.0)
     assert np.array_equal(costs[0], costs[1])
@@ -124,19 +128,19 @@ def test_actions_are_clipped_unless_they_are_wanted_as_they_are():
 
 def test_an_episode_without_end_is_refused():
     with pytest.raises(ConfigError, match=r"set env\.horizon"):
-        Evaluator(Rules(GameMaker("CliffWalking-v1")), workers=1)
+        GymEvaluator(EpisodeRules(EnvFactory("CliffWalking-v1")), workers=1)
 
 
 def test_a_policy_that_reads_what_is_not_shown_is_refused():
     for workers in (1, 2):
-        evaluator = Evaluator(Rules(GameMaker("CartPole-v1")), workers)
+        evaluator = GymEvaluator(EpisodeRules(EnvFactory("CartPole-v1")), workers)
         with evaluator, pytest.raises(ConfigError, match="reads pixels, and CartPole-v1 shows vector"):
             evaluator.evaluate(Dizzy(1), np.zeros((1, 1)), np.arange(4))
 
 
 # Worker processes
 
-PENDULUM = Rules(GameMaker("Pendulum-v1"))
+PENDULUM = EpisodeRules(EnvFactory("Pendulum-v1"))
 
 
 def children() -> set[int]:
@@ -153,7 +157,7 @@ def children() -> set[int]:
 
 
 def test_workers_do_not_import_torch():
-    with Evaluator(PENDULUM, workers=2) as evaluator:
+    with GymEvaluator(PENDULUM, workers=2) as evaluator:
         done = evaluator.evaluate(Careful(1), np.array([[0.1]]), np.arange(4))
         assert len(children()) == 2
     assert (done.lengths == 200).all()
@@ -161,7 +165,7 @@ def test_workers_do_not_import_torch():
 
 
 def test_workers_go_on_after_a_refusal_in_the_same_evaluation():
-    with Evaluator(PENDULUM, workers=2) as evaluator:
+    with GymEvaluator(PENDULUM, workers=2) as evaluator:
         first = evaluator.evaluate(Weighted(1), np.array([[0.1]]), np.arange(4)).returns
         with pytest.raises(EngineError, match="no such number"):
             evaluator.evaluate(Faulty(1), np.array([[0.1]]), np.arange(4))
@@ -170,7 +174,7 @@ def test_workers_go_on_after_a_refusal_in_the_same_evaluation():
 
 
 def test_a_worker_that_dies_is_reported_and_takes_the_others_with_it():
-    with Evaluator(PENDULUM, workers=2) as evaluator:
+    with GymEvaluator(PENDULUM, workers=2) as evaluator:
         with pytest.raises(EngineError, match=r"worker process of Pendulum-v1 died \(exit code 7\)"):
             evaluator.evaluate(Deadly(1), np.array([[0.1]]), np.arange(4))
         assert not children()
@@ -178,7 +182,7 @@ def test_a_worker_that_dies_is_reported_and_takes_the_others_with_it():
 
 def test_a_policy_of_the_script_itself_cannot_go_to_workers():
     local = type("Local", (Weighted,), {"__module__": "__main__"})
-    with Evaluator(PENDULUM, workers=2) as evaluator, pytest.raises(ConfigError, match="workers=1"):
+    with GymEvaluator(PENDULUM, workers=2) as evaluator, pytest.raises(ConfigError, match="workers=1"):
         evaluator.evaluate(local(1), np.array([[0.1]]), np.arange(4))
 
 
@@ -187,9 +191,9 @@ import sys
 import numpy as np
 sys.path.insert(0, {tests!r})
 from worker_policies import Slow, Weighted
-from llmrl.envs.gym.episodes import Evaluator, Rules
-from llmrl.envs.gym.games import GameMaker
-evaluator = Evaluator(Rules(GameMaker("Pendulum-v1")), workers=2)
+from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
+from llmrl.envs.gym.env_factory import EnvFactory
+evaluator = GymEvaluator(EpisodeRules(EnvFactory("Pendulum-v1")), workers=2)
 evaluator.evaluate(Weighted(1), np.zeros((1, 1)), np.arange(2))
 print("ready", *[worker.process.pid for worker in evaluator._pool._workers], flush=True)
 evaluator.evaluate(Slow(1), np.zeros((1, 1)), np.arange(20))

@@ -13,7 +13,7 @@ from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.batched import BATCHED
 from llmrl.envs.gym.vec_env import GymnasiumEnv
-from llmrl.experiment.environments import build_env
+from llmrl.experiment.build_env import build_env
 
 FOLDER = Path(__file__).parents[3] / "conf" / "env"
 TARGET = "llmrl.envs.gym.vec_env.GymnasiumEnv"
@@ -51,8 +51,8 @@ def test_an_option_plays(name):
     # Levels of MiniGrid count their steps themselves, and a hand of cards ends soon.
     assert env.spec.horizon is not None or name in ("blackjack", "minigrid", "babyai")
     env.reset(seed=0)
-    shape = (2, 1) if env.spec.numbers is None else (2, 1, env.spec.numbers.dim)
-    step = env.step(np.zeros(shape, dtype=np.int64 if env.spec.numbers is None else np.float64))
+    shape = (2, 1) if env.spec.continuous_actions is None else (2, 1, env.spec.continuous_actions.dim)
+    step = env.step(np.zeros(shape, dtype=np.int64 if env.spec.continuous_actions is None else np.float64))
     assert step.reward.shape == (2, 1)
     scored = ["progress"] if OPTIONS[name]["progress"] else []
     assert env.spec.metrics == dict.fromkeys(["success", *scored], "last")

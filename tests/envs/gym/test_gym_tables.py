@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.envs.gym.batched.table import Table, play
-from llmrl.envs.gym.batched.tabular import TabularGames
-from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.batched.tabular_games import TabularGames
+from llmrl.envs.gym.batched.transition_table import TransitionTable, play
+from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.tasks import nim
 
 CHAIN = {0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]}, 1: {a: [(1.0, 1, 5.0, True)] for a in range(2)}}
@@ -38,7 +38,7 @@ def random_rules(draw):
 @given(random_rules())
 def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
     rules, start, rng = case
-    table = Table.of(rules, start)
+    table = TransitionTable.of(rules, start)
     policies = rng.integers(table.n_actions, size=(2, table.n_states))
     seeds, horizon = rng.integers(2**31, size=3), int(rng.integers(1, 30))
     done = play(table, policies, seeds, horizon)
@@ -61,7 +61,7 @@ def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
 
 
 def test_an_expected_return_is_what_episodes_return_on_average():
-    games = GameMaker("FrozenLake-v1", engine="batched").make(1)
+    games = EnvFactory("FrozenLake-v1", engine="batched").make(1)
     assert isinstance(games, TabularGames)
     policy = np.array([0, 3, 0, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0])
     returns = play(games.table, policy[None], np.arange(20_000), 100).returned
@@ -69,7 +69,7 @@ def test_an_expected_return_is_what_episodes_return_on_average():
 
 
 def test_values_of_a_chain_are_those_worked_out_by_hand():
-    table = Table.of(CHAIN, np.array([1.0, 0.0]))
+    table = TransitionTable.of(CHAIN, np.array([1.0, 0.0]))
     assert table.expected_return(np.array([0, 0]), 10) == 4.0
     assert table.expected_return(np.array([1, 0]), 10) == -10.0
     assert table.expected_return(np.array([0, 0]), 1) == -1.0
@@ -77,7 +77,7 @@ def test_values_of_a_chain_are_those_worked_out_by_hand():
 
 
 def test_no_policy_of_a_small_game_beats_the_best_one():
-    table = Table.of(nim.rules(), np.eye(11)[10])
+    table = TransitionTable.of(nim.rules(), np.eye(11)[10])
     best = table.expected_return(table.best_policy(), 10)
     rng = np.random.default_rng(0)
     assert all(table.expected_return(rng.integers(3, size=11), 10) <= best for _ in range(200))
@@ -85,6 +85,6 @@ def test_no_policy_of_a_small_game_beats_the_best_one():
 
 @pytest.mark.parametrize("action", [-1, 2])
 def test_actions_that_there_are_not_are_refused(action):
-    table = Table.of(CHAIN, np.eye(2)[0])
+    table = TransitionTable.of(CHAIN, np.eye(2)[0])
     with pytest.raises(ValueError, match="actions must be 0 to 1"):
         play(table, np.array([[0, 1], [0, action]]), np.arange(2), 5)

@@ -12,8 +12,8 @@ from gymnasium.utils.env_checker import check_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym import tasks
-from llmrl.envs.gym.batched.table import Table
-from llmrl.envs.gym.games import GameMaker
+from llmrl.envs.gym.batched.transition_table import TransitionTable
+from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.tasks import maze, navigation, nim, pong
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 
@@ -65,7 +65,7 @@ def best_action(name, seen, rng):
         # The ball meets the paddle now here, now there, which sends it steeply up and down.
         return 1 if seen[2] > seen[0] + rng.integers(-38, 38) else 0
     rules = maze.rules() if "Maze" in name else nim.rules()
-    return int(Table.of(rules, np.eye(len(rules))[0]).best_policy()[seen])
+    return int(TransitionTable.of(rules, np.eye(len(rules))[0]).best_policy()[seen])
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -99,7 +99,7 @@ def test_the_maze_has_one_way_out_of_four_steps():
     assert seen == (3, 6, 7, 8)
     assert sum(rewards) == pytest.approx(1 - 0.3 / 9, abs=1e-12)
     assert ends == (False, False, False, True)
-    table = Table.of(maze.rules(), np.eye(9)[0])
+    table = TransitionTable.of(maze.rules(), np.eye(9)[0])
     assert table.expected_return(table.best_policy(), 200) == pytest.approx(0.96667, abs=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_walls_of_the_maze_are_where_they_are_published():
 @pytest.mark.parametrize(("parity", "terminated"), [(False, True), (True, False)])
 @pytest.mark.parametrize("engine", ["stock", "batched"])
 def test_the_published_maze_loses_its_goal_at_step_200(parity, terminated, engine):
-    games = GameMaker("llmrl/Maze-v0", {"parity": parity}, engine=engine).make(1)
+    games = EnvFactory("llmrl/Maze-v0", {"parity": parity}, engine=engine).make(1)
     one = np.ones(1, dtype=bool)
     for start in range(2):
         games.reset(np.array([start]), one)
@@ -141,7 +141,7 @@ def test_the_published_maze_loses_its_goal_at_step_200(parity, terminated, engin
 
 def optimum(takes: tuple[int, ...]) -> float:
     """The highest expected return of all tables with an action for each of 1 to 10 sticks, computed exactly."""
-    table = Table.of(nim.rules(takes), np.eye(11)[10])
+    table = TransitionTable.of(nim.rules(takes), np.eye(11)[10])
     chance = table.chance
     # Fewer sticks are left after every move, so the states 1 to 10 can be valued in this order for all tables at once.
     tables = np.array([*itertools.product(range(3), repeat=10)])
@@ -160,7 +160,7 @@ def test_nim_can_always_be_won_but_not_with_the_published_actions():
 
 
 def test_the_winning_moves_of_nim():
-    table = Table.of(nim.rules(), np.eye(11)[10])
+    table = TransitionTable.of(nim.rules(), np.eye(11)[10])
     sticks = table.best_policy() + 1
     assert [int(sticks[left]) for left in (10, 8, 7, 6, 4, 3, 2)] == [1, 3, 2, 1, 3, 2, 1]
 

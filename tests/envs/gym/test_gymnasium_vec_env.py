@@ -7,7 +7,7 @@ import torch
 
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.core.records import Act
+from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.trust import Trust
 from llmrl.envs.gym.vec_env import GymnasiumEnv
@@ -21,9 +21,11 @@ def games(name="CartPole-v1", **kwargs):
 
 
 def actions(spec, rng):
-    if spec.numbers is None:
+    if spec.continuous_actions is None:
         return rng.integers(spec.n_actions, size=(spec.n_envs, 1))
-    return rng.uniform(spec.numbers.low, spec.numbers.high, size=(spec.n_envs, 1, spec.numbers.dim))
+    return rng.uniform(
+        spec.continuous_actions.low, spec.continuous_actions.high, size=(spec.n_envs, 1, spec.continuous_actions.dim)
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +353,7 @@ class Watcher:
     def act(self, observation, state=None, generator=None, greedy=False):
         self.told.append("act")
         act = self.inner.act(observation, state, generator, greedy)
-        return Act(act.action, notes=[[{"n": 1}] for _ in act.action])
+        return PolicyOutput(act.action, notes=[[{"n": 1}] for _ in act.action])
 
     def on_reset(self, games, observation):
         self.told.append(("started", games.tolist()))
@@ -373,6 +375,6 @@ def test_a_policy_hears_of_starts_and_ends_and_games_wait_for_the_longest():
     assert watcher.told[0] == ("started", [True] * 3)
     ends = [entry[1] for entry in watcher.told if entry[0] == "ended"]
     assert ends[-1] == [True] * 3 and sum(ends[lengths[0] - 1]) == 1
-    assert watcher.last.act.notes[0][0] == {"n": 1} and watcher.last.step.terminated.all()
+    assert watcher.last.output.notes[0][0] == {"n": 1} and watcher.last.step.terminated.all()
     # The return of an episode holds nothing of the steps in which its game waited.
     assert all(episode.returns[0] == episode.length for episode in rollout.episodes)

@@ -12,12 +12,12 @@ from test_told_games import ENGINES, SMALL
 
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import VecEnv
-from llmrl.core.records import Act, Observation, on_host
+from llmrl.core.records import Observation, PolicyOutput, on_host
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot.seen import THINGS
+from llmrl.envs.melting_pot.grid_text import THINGS
 from llmrl.rollout import entropies
 from llmrl.rollout.collector import Collector
 from native_games import flat, native
@@ -40,13 +40,15 @@ class Wanderers:
         self.entropy: list[np.ndarray] = []
         self.steps: list[dict[str, np.ndarray]] = []
 
-    def act(self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False) -> Act:
+    def act(
+        self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False
+    ) -> PolicyOutput:
         things = on_host(observation["grid"])[..., 0]
         self.saw.append((things == THINGS.index("apple")).any((-1, -2)))
         self.met.append((on_host(observation["grid"])[..., 1] > 1).any((-1, -2)))
         self.entropy.append(self.rng.random(things.shape[:2], dtype=np.float32))
         told = torch.from_numpy(self.entropy[-1].copy()) if self.tells else None
-        return Act(torch.from_numpy(self.rng.choice(self.likely, size=things.shape[:2])), entropy=told)
+        return PolicyOutput(torch.from_numpy(self.rng.choice(self.likely, size=things.shape[:2])), entropy=told)
 
     def values(self, observation: dict[str, Any], state: Any = None) -> torch.Tensor:
         raise AssertionError("nobody learns")
@@ -63,7 +65,7 @@ def game(engine: str, substrate: str, **options: Any) -> VecEnv:
     chosen = {"map": MAPS[substrate], "n_agents": 2, "horizon": HORIZON, "mechanism": mechanism, "observe": ["grid"]}
     if engine == "native":
         return native(substrate, 3, **{**chosen, **options})
-    from llmrl.envs.melting_pot.describe import SubstrateSettings
+    from llmrl.envs.melting_pot.env_spec import SubstrateSettings
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
     return MeltingPotEnv(SubstrateSettings(substrate, 1, **{**chosen, **options}), Seeds(0))  # type: ignore[arg-type]
@@ -115,7 +117,7 @@ def test_every_number_is_what_it_is_said_to_be(
         assert (shots > 0).any()
         says("apples_per_shot", eaten.sum(0), shots)
         says("cells_per_shot", info["cells_cleaned"].sum(0), shots)
-        acted = steps["exposure"].astype(np.float64).sum((0, 2)) * [0.5, 1.0, 0.25]
+        acted = steps["reward_jacobian"].astype(np.float64).sum((0, 2)) * [0.5, 1.0, 0.25]
         for k, kind in enumerate(("eat", "clean", "other")):
             assert (acted[:, k] > 0).any()
             np.testing.assert_allclose(found[f"incentives_{kind}"], acted[:, k])

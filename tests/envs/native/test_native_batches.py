@@ -13,13 +13,13 @@ from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.native import kernel, maps
-from llmrl.envs.native.draws import Draws, game_keys
+from llmrl.envs.native import maps, tile_copy_cpp
 from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.hashed_random import HashedRandom, game_keys
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from native_games import SUBSTRATES, flat, native, random_actions
 
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.slow
 def test_numbers_of_a_game_are_spread_evenly_and_repeat() -> None:
     keys = torch.from_numpy(game_keys(np.full(64, 7), np.arange(64), np.zeros(64, np.int64)))
     t = torch.zeros(64, dtype=torch.int32)
-    draws = Draws(keys)
+    draws = HashedRandom(keys)
     u = torch.cat([draws.uniform("grow", t + step, 500) for step in range(40)])
     assert ((u >= 0) & (u < 1)).all() and abs(u.mean() - 0.5) < 4 * (1 / 12) ** 0.5 / u.numel() ** 0.5
     counts = torch.histc(u, 64, 0, 1)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 63 + 4 * (2 * 63) ** 0.5
-    assert torch.equal(u[:64], Draws(keys).uniform("grow", t, 500))
+    assert torch.equal(u[:64], HashedRandom(keys).uniform("grow", t, 500))
     assert not torch.equal(u[:64], draws.uniform("order", t, 500))
     pairs = torch.stack([u[:, :-1].flatten(), u[:, 1:].flatten()])
     assert abs(torch.corrcoef(pairs)[0, 1]) < 0.01
@@ -53,7 +53,7 @@ def test_rollouts_that_would_not_fit_are_refused() -> None:
 def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
     """Two of three are due to come back, and one cell is free; the third stands where it began."""
     engine = Engine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
-    draws = Draws(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
+    draws = HashedRandom(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
     start = engine.start(draws)
     due = torch.tensor([True, False, True]).expand(4000, 3)
     state = dataclasses.replace(start, alive=~due, out_for=due.to(torch.int32), pos=torch.where(due, 0, start.pos))
@@ -170,17 +170,17 @@ def test_both_engines_play_a_drawn_map(room: str) -> None:
 
 def test_a_damaged_library_is_made_anew(monkeypatch: Any, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel.load.cache_clear()
+    tile_copy_cpp.load.cache_clear()
     try:
-        if kernel.load() is None:
+        if tile_copy_cpp.load() is None:
             pytest.skip("there is no C++ compiler")
         [library] = (tmp_path / "llmrl").iterdir()
         library.unlink()
         library.write_text("nothing to run")
-        kernel.load.cache_clear()
-        assert kernel.load() is not None
+        tile_copy_cpp.load.cache_clear()
+        assert tile_copy_cpp.load() is not None
     finally:
-        kernel.load.cache_clear()
+        tile_copy_cpp.load.cache_clear()
 
 
 def test_steps_inside_and_outside_of_inference_mode() -> None:

@@ -12,9 +12,9 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import on_host
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native import maps
-from llmrl.envs.native.calendar import over
-from llmrl.envs.native.draws import game_keys
 from llmrl.envs.native.engine import Setup
+from llmrl.envs.native.episode_clock import over
+from llmrl.envs.native.hashed_random import game_keys
 from native_games import SUBSTRATES, flat, native, random_actions
 
 
@@ -33,7 +33,7 @@ def test_a_step_gives_what_the_spec_says(substrate: str) -> None:
     assert (codes < torch.tensor(env.spec.observation["grid"].codes)).all()
     assert set(step.info) == set(env.spec.per_step)
     assert step.reward.shape == (3, 7) and step.reward.dtype == torch.float32
-    assert step.exposure is not None and step.exposure.shape == (3, 7, 3)
+    assert step.reward_jacobian is not None and step.reward_jacobian.shape == (3, 7, 3)
     assert step.terminated.dtype == step.truncated.dtype == np.bool_
     assert env.render(2).dtype == np.uint8
 
@@ -148,7 +148,7 @@ def test_a_mechanism_pays_as_it_does_elsewhere() -> None:
     for action in random_actions(env, 60):
         step = env.step(action)
         wanted = step.base_reward + (
-            step.exposure * env.settlement.exposure.new_tensor([[0, 3, 0], [0, 0, 1]])[:, None]
+            step.reward_jacobian * env.settlement.reward_jacobian.new_tensor([[0, 3, 0], [0, 0, 1]])[:, None]
         ).sum(-1)  # type: ignore[union-attr, operator]
         assert torch.allclose(step.reward, wanted)
 

@@ -19,11 +19,11 @@ import torch
 
 import llmrl
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native import draws, gpu, tree
-from llmrl.envs.native.draws import PURPOSES, Draws, game_keys
+from llmrl.envs.native import compilation, cuda_kernel, hashed_random
+from llmrl.envs.native.hashed_random import PURPOSES, HashedRandom, game_keys
 from played_games import GAMES, digest, digests, small
 
-SHARED = 2 * tree.WORTH // 6
+SHARED = 2 * compilation.WORTH // 6
 """Games of two players, who see, that two threads share."""
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -41,28 +41,30 @@ def drawn(functions: Any, source: np.ndarray) -> np.ndarray:
 
 def by_tensors(source: np.ndarray) -> np.ndarray:
     t = 40 + torch.arange(len(source), dtype=torch.int32)
-    numbers = Draws(torch.from_numpy(source))
+    numbers = HashedRandom(torch.from_numpy(source))
     every = np.stack([(numbers.uniform(name, t, 500) * 2**24).long().numpy() for name in PURPOSES])
     return every[np.arange(500) % 8, :, np.arange(500)].T
 
 
 def test_numbers_are_the_same_in_python_compiled_and_as_tensors() -> None:
     source = keys()
-    plain = drawn(draws, source)
+    plain = drawn(hashed_random, source)
     assert plain.size == 10_000 and len(np.unique(plain)) > 9_980
-    assert np.array_equal(plain, drawn(tree.compiled(None), source)) and np.array_equal(plain, by_tensors(source))
+    assert np.array_equal(plain, drawn(compilation.compiled(None), source)) and np.array_equal(
+        plain, by_tensors(source)
+    )
 
 
 def test_thresholds_are_what_comparing_floats_says() -> None:
     rng = np.random.default_rng(0)
     for p in [*rng.random(200), 0.0, 0.0025, 0.5, 0.05, 1.0, -0.1, 2.0**-24, 3 * 2.0**-25]:
-        limit = draws.threshold(p)
+        limit = hashed_random.threshold(p)
         near = np.clip(np.arange(limit - 3, limit + 3), 0, 2**24 - 1)
-        assert np.array_equal(near < limit, near.astype(np.float32) * draws.SCALE < np.float32(p)), p
+        assert np.array_equal(near < limit, near.astype(np.float32) * hashed_random.SCALE < np.float32(p)), p
 
 
 def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-    tree.plain().play(0, n, 0, *arrays)
+    compilation.plain().play(0, n, 0, *arrays)
 
 
 @pytest.mark.long
@@ -72,9 +74,9 @@ def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
     assert len(set(compiled)) == 4 and compiled == digests(in_plain_python)
     code = (
         "import sys, numpy as np\n"
-        "from llmrl.envs.native import gpu, tree\n"
+        "from llmrl.envs.native import cuda_kernel\n"
         "from played_games import digests, small\n"
-        "assert isinstance(small('harvest').engine.run, gpu.Launched)\n"
+        "assert isinstance(small('harvest').engine.run, cuda_kernel.GpuGames)\n"
         f"source = np.array({keys().tolist()}, np.int32)\n"
         "numbers = np.zeros((20, 500), np.int64)\n"
         "import drawn_numbers\n"
@@ -84,7 +86,7 @@ def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(SUPPORT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    numbers = drawn(draws, keys()).astype(np.int64)
+    numbers = drawn(hashed_random, keys()).astype(np.int64)
     assert done.stdout.split() == [*compiled, numbers.tobytes().hex()[:64], str(int(numbers.sum()))]
 
 
@@ -123,7 +125,7 @@ def test_a_process_that_forks_after_threads_have_played_goes_on(two_threads: Non
 
 
 def test_actions_that_must_not_be_written_to_compile_nothing_anew() -> None:
-    env, compiled = small("harvest"), tree.compiled(None).play.overloads
+    env, compiled = small("harvest"), compilation.compiled(None).play.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
     action.flags.writeable = False
@@ -137,7 +139,7 @@ def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(tmp_path: Path) 
         os.utime(tmp_path / name, (time.time() - old * 24 * 3600,) * 2)
 
     def left_by(name: str) -> set[str]:
-        with tree.kept_in(tmp_path / name) as kept:
+        with compilation.kept_in(tmp_path / name) as kept:
             assert kept
         return {each.name for each in tmp_path.iterdir()}
 
@@ -182,9 +184,9 @@ def test_what_is_kept_on_disk_is_of_this_code(tmp_path: Path) -> None:
 
 def test_a_gpu_without_what_plays_on_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    gpu.kernel.cache_clear()
+    cuda_kernel.kernel.cache_clear()
     with pytest.raises(ConfigError, match=r"numba-cuda.*llmrl\[gpu\]"):
-        gpu.kernel()
+        cuda_kernel.kernel()
 
 
 def test_numba_is_imported_by_who_plays_alone(tmp_path: Path) -> None:
@@ -192,7 +194,7 @@ def test_numba_is_imported_by_who_plays_alone(tmp_path: Path) -> None:
     code = (
         "import importlib, sys; sys.argv = ['llmrl-train', '--cfg', 'job', 'env=harvest']\n"
         "from llmrl.cli.train import main; main()\n"
-        "for name in ('experiment.training', 'loops.design', 'envs.substrates', 'envs.particles'):\n"
+        "for name in ('experiment.train_application', 'loops.design', 'envs.substrates', 'envs.particles'):\n"
         "    importlib.import_module(f'llmrl.{name}')\n"
         "assert 'torch' in sys.modules and not {'numba', 'llvmlite'} & set(sys.modules)"
     )

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from engine_games import RealGame, Rig, drawn, in_child
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.engine import Game
-from llmrl.envs.melting_pot.layout import PIXELS, Layout
-from llmrl.envs.melting_pot.seen import BEAMS
-from llmrl.envs.native import art, kernel, maps, pictures
-from llmrl.envs.native.codes import WATERS, number
+from llmrl.envs.melting_pot.dmlab2d_game import Game
+from llmrl.envs.melting_pot.grid_text import BEAMS
+from llmrl.envs.melting_pot.memory_layout import PIXELS, MemoryLayout
+from llmrl.envs.native import maps, sprites, tile_copy_cpp, view_renderer
+from llmrl.envs.native.cell_codes import WATERS, number
 from llmrl.envs.native.maps import OWN_MAPS
-from llmrl.envs.native.pictures import Pictures
 from llmrl.envs.native.tiles import blend, tiles
+from llmrl.envs.native.view_renderer import ViewRenderer
 
 CELLS, OWN_CELL = (11, 11), (9, 5)
 HEADINGS = "NESW"
@@ -80,7 +80,7 @@ def test_what_players_see_is_the_engines_picture(substrate, rules):
     known = tiles(substrate, game_map.text, n_agents, "melting_pot")
 
     def episode():
-        game = Game(Layout(substrate, rules, 1, n_agents, ("pixels", "text"), False))
+        game = Game(MemoryLayout(substrate, rules, 1, n_agents, ("pixels", "text"), False))
         game.start(3)
         sprites = game._lab.observation("WORLD.SPRITES").decode().split(",")
         rng, frames, black = np.random.default_rng(5), [], 0
@@ -113,7 +113,7 @@ def test_what_players_see_is_the_engines_picture(substrate, rules):
                 code = known_codes[key]
                 certain[place] = code is not None
                 ids[place] = known.player[heading, code or 0]
-            mine = Pictures(known.bank).expand(torch.from_numpy(ids)).numpy()
+            mine = ViewRenderer(known.bank).expand(torch.from_numpy(ids)).numpy()
             where = certain.repeat(8, 0).repeat(8, 1)
             assert mine.shape == picture.shape == PIXELS
             wrong = np.argwhere((mine != picture).any(-1) & where) // 8
@@ -171,7 +171,7 @@ def test_the_world_is_the_engines_picture(substrate):
             cell = game_map.cell(int(seen.x[slot]), int(seen.y[slot]))
             cells[cell] += codes.n_grounds * (1 + 4 * slot + seen.heading[slot])
         grid = cells.reshape(-1, game_map.stride)[maps.MARGIN : -maps.MARGIN, maps.MARGIN : -maps.MARGIN]
-        np.testing.assert_array_equal(pictures.world(known, grid), picture)
+        np.testing.assert_array_equal(view_renderer.world(known, grid), picture)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -187,7 +187,7 @@ def test_pictures_are_tiles_side_by_side(compiled, ids, dtype):
     for place in np.ndindex(*ids.shape):
         *at, row, column = place
         wanted[(*at, slice(8 * row, 8 * row + 8), slice(8 * column, 8 * column + 8))] = bank[ids[place]]
-    got = Pictures(bank, compiled=compiled).expand(torch.from_numpy(ids).to(dtype))
+    got = ViewRenderer(bank, compiled=compiled).expand(torch.from_numpy(ids).to(dtype))
     np.testing.assert_array_equal(got.numpy(), wanted)
 
 
@@ -201,7 +201,7 @@ def test_a_given_output_is_written_whole(compiled, games):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        painter = Pictures(bank, compiled=compiled)
+        painter = ViewRenderer(bank, compiled=compiled)
         for _ in range(2):
             assert painter.expand(torch.from_numpy(ids).transpose(1, 2), out=out) is out
             wanted = bank[ids.transpose(0, 2, 1)].transpose(0, 1, 3, 2, 4, 5).reshape(out.shape)
@@ -213,7 +213,7 @@ def test_a_given_output_is_written_whole(compiled, games):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_wrong_arguments_are_refused(compiled):
-    painter = Pictures(np.zeros((4, 8, 8, 3), np.uint8), compiled=compiled)
+    painter = ViewRenderer(np.zeros((4, 8, 8, 3), np.uint8), compiled=compiled)
     ids = torch.zeros(2, 11, 11, dtype=torch.int32)
     with pytest.raises(ValueError, match="out must be"):
         painter.expand(ids, out=torch.empty(2, 88, 88, 4, dtype=torch.uint8))
@@ -221,14 +221,14 @@ def test_wrong_arguments_are_refused(compiled):
         with pytest.raises(IndexError):
             painter.expand(ids + wrong)
     with pytest.raises(ConfigError, match="bank"):
-        Pictures(np.zeros((4, 16, 16, 3), np.uint8))
+        ViewRenderer(np.zeros((4, 16, 16, 3), np.uint8))
 
 
 def test_without_a_compiler_pytorch_paints(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for compiler in ("no-such-compiler", "false"):
         monkeypatch.setenv("CXX", compiler)
-        assert kernel.load.__wrapped__() is None
+        assert tile_copy_cpp.load.__wrapped__() is None
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -296,9 +296,9 @@ def test_blending_rounds_as_the_engine_does():
 
 @pytest.mark.meltingpot
 def test_more_players_than_colours_are_refused():
-    assert len(art.load("cleanup", 40, "melting_pot").avatars) == 40
-    assert len(art.load("harvest", 200, "plain").avatars) == 200
+    assert len(sprites.load("cleanup", 40, "melting_pot").avatars) == 40
+    assert len(sprites.load("harvest", 200, "plain").avatars) == 200
     with pytest.raises(ConfigError, match=r"n_agents=200.*env\.tiles=plain"):
-        art.load("cleanup", 200, "melting_pot")
+        sprites.load("cleanup", 200, "melting_pot")
     with pytest.raises(ConfigError, match=r"env\.tiles=pretty"):
-        art.load("cleanup", 7, "pretty")
+        sprites.load("cleanup", 7, "pretty")

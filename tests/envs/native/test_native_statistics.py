@@ -14,9 +14,9 @@ import torch
 from scipy import stats
 
 from llmrl.envs.melting_pot import install
-from llmrl.envs.native.calendar import over
-from llmrl.envs.native.draws import Draws, game_keys
 from llmrl.envs.native.engine import Engine, Setup
+from llmrl.envs.native.episode_clock import over
+from llmrl.envs.native.hashed_random import HashedRandom, game_keys
 from llmrl.envs.native.maps import GameMap, parse
 from statistics_of_games import condition_of, of_native, reference, z_scores
 
@@ -38,7 +38,7 @@ def keys(games, seed=0):
 def started(substrate, games=MANY, n_agents=7, clean=False, text=None):
     """An engine, games that have just begun, and their draws."""
     engine = Engine(Setup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
-    draws = Draws(keys(games))
+    draws = HashedRandom(keys(games))
     return engine, engine.start(draws), draws
 
 
@@ -226,7 +226,7 @@ def test_a_comparison_notices_other_rates():
     entry = reference()["conditions"]["harvest, uniform"]
     condition = condition_of(entry)
 
-    class Slower(Draws):
+    class Slower(HashedRandom):
         def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
             u = super().uniform(purpose, t, n)
             return u * 2 if purpose == "grow" else u

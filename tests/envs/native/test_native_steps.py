@@ -11,7 +11,7 @@ import torch
 
 import scripted
 from engine_games import Rig, play
-from llmrl.envs.native.draws import Draws, game_keys
+from llmrl.envs.native.hashed_random import HashedRandom, game_keys
 from llmrl.envs.native.maps import OWN_MAPS, parse
 from replays import engine_of, replay
 from some import some
@@ -126,7 +126,7 @@ def test_the_engine_starts_where_the_native_one_may():
         recording = episodes(name, 1, 1)[0]
         game_map, seen, engine = engine_of(recording).setup.game_map, recording.seen, engine_of(recording)
         keys = game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
-        start = engine.start(Draws(torch.from_numpy(keys)))
+        start = engine.start(HashedRandom(torch.from_numpy(keys)))
         cells = (seen.y[0] + 9) * game_map.stride + seen.x[0] + 9
         for player, cell in enumerate(cells):
             assert cell in start.pos[:, player] and seen.heading[0, player] in start.heading[:, player]

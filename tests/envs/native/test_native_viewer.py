@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llmrl.core.pictures import enlarge
+from llmrl.core.frames import enlarge
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native import viewer
-from llmrl.envs.native.codes import number
+from llmrl.envs.native.cell_codes import number
 from llmrl.envs.native.maps import OWN_MAPS, parse
 from llmrl.envs.native.vec_env import NativeEnv
 

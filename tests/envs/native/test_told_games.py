@@ -11,7 +11,7 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.native import maps
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from models import scripted
 from native_games import flat, native
 
@@ -26,7 +26,7 @@ PUBLISHED = {"clean_count": "exactly_one", "pay_removed": True}
 def game(engine: str, substrate: str, **options: Any) -> VecEnv:
     if engine == "native":
         return native(substrate, 4, **options)
-    from llmrl.envs.melting_pot.describe import SubstrateSettings
+    from llmrl.envs.melting_pot.env_spec import SubstrateSettings
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 
     return MeltingPotEnv(SubstrateSettings(substrate, 1, observe=["vector"], **options), Seeds(0))  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_facts_follow_the_map(engine: str, substrate: str) -> None:
 
 def test_sites_of_melting_pots_map() -> None:
     pytest.importorskip("meltingpot")
-    from llmrl.envs.melting_pot.rules import SUBSTRATES
+    from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES
 
     for substrate, facts in SUBSTRATES.items():
         assert maps.find(substrate, "melting_pot").sites == facts.sites

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
+from llmrl.envs.particles.physics import DIRECTIONS, MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
-from llmrl.envs.particles.world import DIRECTIONS, MOVES, Bodies, World
 
 GAMES: list[tuple[Scenario, str, dict[str, Any]]] = [
     (SimpleSpread(), "simple_spread_v3", {}),
@@ -48,7 +48,7 @@ def crowded(position: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return position * shrink
 
 
-def overlap(world: World) -> bool:
+def overlap(world: ParticleWorld) -> bool:
     """Whether two solid discs overlap in some game."""
     solid = np.flatnonzero(world.bodies.solid)
     a, b = solid[np.array(np.triu_indices(len(solid), k=1))]
@@ -122,7 +122,7 @@ def test_physics_of_any_discs(data: st.DataObject) -> None:
         max_speed=np.where(rng.random(n_agents) < 0.5, np.inf, rng.uniform(0.2, 1.5, n_agents)),
         mass=rng.uniform(0.5, 3, n_agents),
     )
-    ours, theirs = World(bodies, 2, 2, 0), [Published(), Published()]
+    ours, theirs = ParticleWorld(bodies, 2, 2, 0), [Published(), Published()]
     start = rng.uniform(-0.7, 0.7, (2, n_agents + n_others, 2))
     ours.place(np.ones(2, dtype=bool), start, np.zeros((2, 0), dtype=np.int64))
     for game, world in enumerate(theirs):

@@ -13,17 +13,17 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.picture import draw
-from llmrl.envs.rooms.stock import DoorKey
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, SimpleDoorKey, Task
+from llmrl.envs.rooms.grid_rendering import draw
+from llmrl.envs.rooms.grid_world import DONE, FORWARD, LEFT
+from llmrl.envs.rooms.minigrid_tasks import DoorKey
+from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.envs.rooms.world import DONE, FORWARD, LEFT
 from room_games import IDS, begin, numbers, one_game, reference, solve
 
 EVERYTHING = ["grid", "view", "direction"]
 
 
-def make(task: Task | None = None, n_envs: int = 4, **options: Any) -> RoomsEnv:
+def make(task: RoomTask | None = None, n_envs: int = 4, **options: Any) -> RoomsEnv:
     return RoomsEnv(Seeds(0), task or SimpleDoorKey(), n_envs, **options)
 
 
@@ -194,7 +194,7 @@ def test_paired_games_are_laid_out_alike() -> None:
 
 
 @pytest.mark.parametrize("task", [LavaDoorKey(), DoorKey(6)], ids=lambda task: task.name)
-def test_state_dict_goes_on_exactly(task: Task) -> None:
+def test_state_dict_goes_on_exactly(task: RoomTask) -> None:
     env = make(task, observe=EVERYTHING, horizon=20)
     env.reset(seed=3)
     env.pair_games(2)

@@ -9,25 +9,25 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.stock import DoorKey, UnlockPickup, layout_of
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, OneRoom, SimpleDoorKey, Task, TwoDoor
-from llmrl.envs.rooms.world import AHEAD, BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, Layout
+from llmrl.envs.rooms.grid_world import AHEAD, BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, RoomLayout
+from llmrl.envs.rooms.minigrid_tasks import DoorKey, UnlockPickup, layout_of
+from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, OneRoom, RoomTask, SimpleDoorKey, TwoDoor
 from room_games import solve, world_of
 
 ROOMS = {"simple": SimpleDoorKey, "lava": LavaDoorKey, "colored": ColoredDoorKey, "two": TwoDoor}
 
 
-def where(layout: Layout, kind: int) -> list[tuple[int, int]]:
+def where(layout: RoomLayout, kind: int) -> list[tuple[int, int]]:
     return [(int(x), int(y)) for x, y in np.argwhere(layout.cells[..., 0] == kind)]
 
 
-def size_of(layout: Layout) -> tuple[int, int]:
+def size_of(layout: RoomLayout) -> tuple[int, int]:
     """Width and height of the room: its walls and doors reach from the corner to there."""
     x, y = np.nonzero(np.isin(layout.cells[..., 0], (WALL, DOOR)))
     return int(x.max()) + 1, int(y.max()) + 1
 
 
-def fronts(layout: Layout) -> list[tuple[int, int]]:
+def fronts(layout: RoomLayout) -> list[tuple[int, int]]:
     """Cells inside the room next to its doors."""
     w, h = size_of(layout)
     near = [(x + dx, y + dy) for x, y in where(layout, DOOR) for dx, dy in AHEAD.tolist()]
@@ -106,9 +106,9 @@ def test_everything_that_may_be_drawn_is_drawn() -> None:
         (DoorKey(8), 10),
         (UnlockPickup(), 5),
     ],
-    ids=lambda value: value.name if isinstance(value, Task) else "",
+    ids=lambda value: value.name if isinstance(value, RoomTask) else "",
 )
-def test_every_layout_can_be_solved_within_the_horizon(task: Task, layouts: int) -> None:
+def test_every_layout_can_be_solved_within_the_horizon(task: RoomTask, layouts: int) -> None:
     for k in range(layouts):
         plan = solve(world_of(task.draw(Seeds(3).numpy(k))), task)
         assert plan is not None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.protocols import Scorer
+from llmrl.core.model_protocols import Scorer
 from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
 

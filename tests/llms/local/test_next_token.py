@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from in_process import call
 from llmrl.cli.llm import main
-from llmrl.envs.babyai.stories import stories
+from llmrl.envs.babyai.pretraining_texts import stories
 from llmrl.llms.local.next_token import read_texts
 from llmrl.llms.local.small import make_small_model
 

@@ -12,11 +12,11 @@ from llmrl.agents.search_agent import TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.finetuning.judge import Judge
-from llmrl.finetuning.questions import Questions
-from llmrl.finetuning.task import Dataset, Task
-from llmrl.llms.ledger import FILE_NAME as LEDGER
-from llmrl.llms.ledger import read_calls
+from llmrl.finetuning.prompt_format import PromptFormat
+from llmrl.finetuning.reward_function import RewardFunction
+from llmrl.finetuning.search_task import Dataset, SearchTask
+from llmrl.llms.call_log import FILE_NAME as LEDGER
+from llmrl.llms.call_log import read_calls
 from llmrl.llms.structured import InvalidReply
 from llmrl.run.proposals import read_proposals
 from policies import LAKE, POLE, returned, searcher
@@ -108,7 +108,7 @@ def test_actions_that_there_are_not_are_never_played(tmp_path, task, states, act
 
 def test_nor_are_they_when_a_proposer_is_tuned():
     """Fine-tuning treats a proposal as the search does, and draws tables from the actions that there are."""
-    made = Questions(searcher(LAKE, out_of_range="accept"))
+    made = PromptFormat(searcher(LAKE, out_of_range="accept"))
     assert made.usable(np.array([0.0, 2.0, 1.0, 3.0])) is None and made.usable(np.array([-1.0, 0, 0, 0])) is None
     assert made.usable(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
     assert searcher(LAKE, out_of_range="clamp").parse("[0, -3, 1, 9]").tolist() == [0, 0, 1, 2]
@@ -123,7 +123,7 @@ def test_random_trials_of_a_table_are_of_its_actions(tmp_path):
         seen.append(vectors)
         return np.arange(float(len(vectors)))[:, None]
 
-    task = Task("lake", LAKE, {}, play, Questions(searcher(LAKE)), {})
+    task = SearchTask("lake", LAKE, {}, play, PromptFormat(searcher(LAKE)), {})
     Dataset(trials=64, episodes=1, low=-10.0, high=10.0, prompts=1, held_out=1, examples=1).prepare(
         task, tmp_path, Seeds(0)
     )
@@ -155,7 +155,7 @@ def test_of_several_proposals_only_those_are_replaced():
     principal.reasons, principal.fallbacks = ["a", "b", "c"], [False, False, True]
     principal.notes = ["", "", "no reply"]
     vectors = np.arange(24.0).reshape(3, 8)
-    tried = principal.instead(vectors, np.array([False, True, False]))
+    tried = principal.replacement_for(vectors, np.array([False, True, False]))
     assert tried.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
     assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
     assert principal.counters["unplayable_proposals"] == 1
@@ -184,11 +184,13 @@ def test_numbers_too_large_to_be_rounded_stay_as_they_are():
 
 
 def test_replies_that_break_the_game_have_no_value_when_they_are_judged():
-    made = Questions(searcher(POLE, out_of_range="accept"))
+    made = PromptFormat(searcher(POLE, out_of_range="accept"))
 
     class Asked:
         shown = ()
 
-    judge = Judge(made, lambda vectors, seeds: np.where(np.abs(vectors[:, :1]) > 1e30, -np.inf, 1.0), 1, Seeds(0))
+    judge = RewardFunction(
+        made, lambda vectors, seeds: np.where(np.abs(vectors[:, :1]) > 1e30, -np.inf, 1.0), 1, Seeds(0)
+    )
     attempts = judge([Asked(), Asked()], [str([1e40] * 8), str([7.0] * 8)], "now")
     assert [attempt.value for attempt in attempts] == [None, 1.0]

@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Trace
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.vec_env import GymnasiumEnv
-from llmrl.run.content import read_config
+from llmrl.run.artifacts import read_config
 from policies import ARM, LAKE, POLE, returned, searcher
 
 
@@ -25,7 +25,7 @@ def shown(principal, n=3):
         outcome = returned(vector, 100.0 if i == 1 else 10.0 * i)
         channel = spec.observation[principal.controller.channel]
         seen = np.array([[0.123456 + i] * channel.shape[0]] * 2) if channel.shape else np.array([i, i + 1])
-        done = np.array([i % 2, 1]) if spec.numbers is None else np.array([[0.25, -1.0]] * 2)
+        done = np.array([i % 2, 1]) if spec.continuous_actions is None else np.array([[0.25, -1.0]] * 2)
         outcome.steps = Trace(seen, done, np.array([1.0, -0.5]))
         principal.tell([outcome])
         principal.iteration += 1

@@ -16,7 +16,7 @@ from llmrl.core.spaces import Channel
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm import llm_principal
+from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.llm_search import LLMSearch
 from models import Echo, connected, scripted
 from policies import ARM, LAKE, POLE, returned, searcher
@@ -62,7 +62,7 @@ class TestPrompt:
     )
     def test_is_as_reviewed(self, name, make):
         principal = make()
-        principal.expect(100, 20)
+        principal.on_search_start(100, 20)
         reviewed(name, told(principal).question(None).text)
 
     @pytest.mark.parametrize("treatment", ["props", "props_main", "props_plus"])
@@ -70,13 +70,13 @@ class TestPrompt:
         settings = {**compose(*search_in("cartpole", treatment))["principal"]}
         del settings["_target_"]
         principal = searcher(**settings)
-        principal.expect(400, 20)
+        principal.on_search_start(400, 20)
         told(principal, 5)
         principal.tell([returned(principal.history.records[1]["vector"], 25.0)])
         reviewed(treatment, principal.question(None).text)
 
     def test_of_several_in_a_reply_and_in_several_questions(self):
-        together, apart = searcher(together=True), searcher(prompt="numeric", reply="lines")
+        together, apart = searcher(one_prompt_per_batch=True), searcher(prompt="numeric", reply="lines")
         reviewed("together", told(together, 1, 3).question(None, 1, 3).text)
         reviewed("second_of_three", told(apart, 1, 3).question(None, 2, 3).text)
 
@@ -101,7 +101,7 @@ class TestPrompt:
     def test_its_beginning_stays_the_same_byte_for_byte(self, prompt, rows):
         """With the whole history a prompt is the one before up to its last row, one more row, and the last lines."""
         principal = searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
-        principal.expect(50, 20)
+        principal.on_search_start(50, 20)
         texts = [told(principal, 1).question(None).text for _ in range(12)]
         for before, after in pairwise(texts):
             fixed = before[: before.index("\n## Now\n")]
@@ -114,7 +114,7 @@ class TestPrompt:
 
     def test_iterations_are_counted_as_asked(self):
         principal = searcher(count_from=0)
-        principal.expect(30, 5)
+        principal.on_search_start(30, 5)
         assert "This is iteration 0 of 30." in principal.question(None).text
         assert "as the mean of 5 runs" in principal.question(None).text
         principal.ask()
@@ -213,7 +213,7 @@ class TestAdvice:
         again = "Numbers may be proposed again"
         told_, common, strict = searcher(), searcher(), searcher(duplicates="reask")
         for each, same in ((told_, False), (common, True), (strict, False)):
-            each.expect(10, 20, same)
+            each.on_search_start(10, 20, same)
         assert again in told_.question(None).text and "Never propose" not in told_.question(None).text
         assert again not in common.question(None).text and again not in strict.question(None).text
         assert "Never propose numbers that were tried already." in strict.question(None).text
@@ -311,11 +311,11 @@ class TestReplies:
 
     def test_several_in_one_reply(self):
         reply = '{"reasoning": "two", "proposals": [[1, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]]}'
-        principal, vectors, requests = self.ask(reply, 2, together=True, duplicates="reask")
+        principal, vectors, requests = self.ask(reply, 2, one_prompt_per_batch=True, duplicates="reask")
         assert vectors[:, 0].tolist() == [1, 2] and len(requests) == 1 and principal.reasons == ["two", "two"]
         assert principal.asker.schema["required"] == ["reasoning", "proposals"]
         alike = reply.replace("[2,", "[1,")
-        principal, vectors, requests = self.ask(alike, 2, together=True, duplicates="reask")
+        principal, vectors, requests = self.ask(alike, 2, one_prompt_per_batch=True, duplicates="reask")
         assert len(requests) == 2 and "list 2 was proposed already" in requests[1][2]["content"]
         assert '"proposals"' in requests[1][2]["content"] and principal.asker.counters["fallbacks"] == 1
 
@@ -343,7 +343,7 @@ def test_a_part_of_the_history_takes_a_fifth_of_the_tokens():
         settings = {**compose(*search_in("cartpole", treatment))["principal"]}
         assert settings.pop("_target_").endswith("llm_principal")
         principal, tokens = searcher(TEN, LinearAgent(TEN), **settings), []
-        principal.expect(400, 20)
+        principal.on_search_start(400, 20)
         told(principal, 20)
         for moment in moments:
             tokens.append(estimate_tokens(principal.question(None).text))
@@ -353,18 +353,20 @@ def test_a_part_of_the_history_takes_a_fifth_of_the_tokens():
     assert total[0] < total[1] / 5 and total[1] > 5e6
 
 
-@pytest.mark.parametrize("settings", [{}, {"together": True}, {"history": "best_and_last", "window": 3, "newest": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"one_prompt_per_batch": True}, {"history": "best_and_last", "window": 3, "newest": 2}]
+)
 def test_the_estimate_is_near_what_is_asked(settings):
     """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
     principal = searcher(**settings)
-    principal.expect(12, 20)
+    principal.on_search_start(12, 20)
     estimate = principal.estimate(12, 2, known=5)
     rng = np.random.default_rng(0)
     principal.tell([returned(v, 1.0) for v in principal.space.rounded(rng.normal(0, 3, (5, 8)))])
     for i in range(12):
         principal.tell([returned(vector, 100.0 + i) for vector in principal.ask(None, 2)])
     used = principal.llm.metrics()
-    assert estimate.calls == used["llm/calls"] == (12 if "together" in settings else 24)
+    assert estimate.calls == used["llm/calls"] == (12 if "one_prompt_per_batch" in settings else 24)
     assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
     assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
 
@@ -433,7 +435,7 @@ def test_too_long_a_history_is_cut_and_said():
         ({"reply": "lines"}, "principal.reply=lines"),
         ({"count_from": 0}, "principal.count_from=0"),
         ({"told_iterations": 400}, "principal.told_iterations=400"),
-        ({"together": True}, "principal.together=True"),
+        ({"one_prompt_per_batch": True}, "principal.one_prompt_per_batch=True"),
         ({"out_of_range": "accept"}, "principal.out_of_range=accept"),
         ({"prompt": "numeric"}, "principal.prompt=numeric does not exist"),
     ],

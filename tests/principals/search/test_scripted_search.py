@@ -7,8 +7,8 @@ import pytest
 
 from llmrl.agents.search_agent import LinearAgent
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.llms.reading.deciding import understand
-from llmrl.llms.reading.vectors import Vectors
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.scripted import UnreadPromptError
 from llmrl.principals import scripted_search
 from models import ask, scripted
@@ -18,8 +18,8 @@ FORMS = {
     "json": {},
     "lines": {"reply": "lines"},
     "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "count_from": 0, "duplicates": "accept"},
-    "together": {"together": True},
-    "lines together": {"together": True, "reply": "lines"},
+    "together": {"one_prompt_per_batch": True},
+    "lines together": {"one_prompt_per_batch": True, "reply": "lines"},
     "a part of the history": {"history": "best_and_last", "window": 4, "newest": 2},
     "with a hint": {"step_size": 0.3},
 }
@@ -100,9 +100,9 @@ def test_a_repair_turn_gets_another_answer():
 def test_spoilt_numbers_are_far_outside_in_every_form(form):
     """All of them, of either sign, and nothing else: indices stay what they are."""
     settings = FORMS[form]
-    n = 2 if settings.get("together") else 1
+    n = 2 if settings.get("one_prompt_per_batch") else 1
     [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None, 1, n).text, purpose="search")])
-    vectors = understand(reply.text, Vectors([f"params[{i}]" for i in range(8)], n)).answer
+    vectors = parse_answer(reply.text, VectorParser([f"params[{i}]" for i in range(8)], n)).answer
     assert vectors.shape == (n, 8) and (np.abs(vectors) >= 1e5).all()
     assert (vectors > 0).any() and (vectors < 0).any()
 
@@ -124,7 +124,7 @@ def test_known_functions_through_the_prompts(name):
     space = agent.controller.space
     agent.controller.space = ParameterSpace(space.name, space.parameters[:2])
     shift = np.array([0.7, -0.4])
-    principal = searcher(ARM, agent, prompt="numeric", together=True, step_size=1.0)
+    principal = searcher(ARM, agent, prompt="numeric", one_prompt_per_batch=True, step_size=1.0)
     found = climb(principal, lambda v: WAVES[name](v - shift), 30, 4)
     box = np.random.default_rng(0).uniform(-6, 6, (4000, 2))
     assert found.max() > np.quantile([WAVES[name](v - shift) for v in box], 0.99)

@@ -17,7 +17,7 @@ from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.grid import ActionGrid, default_points
-from llmrl.principals.random_ import RandomPrincipal
+from llmrl.principals.random_principal import RandomPrincipal
 from societies import toy
 
 

@@ -35,7 +35,9 @@ def test_who_needs_a_run_waits_for_its_job(slurm_cluster: Cluster, tmp_path: Pat
 
 @pytest.mark.long
 def test_a_failure_is_told_by_all_who_need_it(slurm_cluster: Cluster, tmp_path: Path):
-    done = sweep(*NEEDS, "agent.reads=[nothing]", "agent.init_from_seed=shared", "seed=0,1", cwd=tmp_path)
+    done = sweep(
+        *NEEDS, "agent.observation_channels=[nothing]", "agent.init_from_seed=shared", "seed=0,1", cwd=tmp_path
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     first, *others = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
     assert {run.state for run in (first, *others)} == {"failed"} and first.attempt == 1

@@ -159,7 +159,13 @@ class Example:
     def __init__(self, cluster, folder: Path, steps: int, name: str) -> None:
         self.cluster, self.root = cluster, folder / name
         options = [f"--output={folder}/{name}.log", "--cpus-per-task=1", "--mem=1G"]
-        overrides = ["env=escape_room", "principal=ucb", f"design.steps={steps}", "design.references=0"]
+        overrides = [
+            "env=escape_room",
+            "principal=ucb",
+            f"design.steps={steps}",
+            "design.references=0",
+            "design.race=0",
+        ]
         overrides += [f"output_root={self.root}"]
         done = subprocess.run(
             ["sbatch", "--parsable", *options, str(SCRIPTS / "train.sbatch"), *overrides],

@@ -64,8 +64,11 @@ def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster,
 
     curves = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "outputs"))
     curves.Reload()
-    names = [name for name, tags in curves.Runs().items() if "principal/objective" in tags["scalars"]]
-    assert len(names) == 9 and all("principal_" in name and name.startswith("escape_room/") for name in names)
+    compared = {name for name, tags in curves.Runs().items() if "Compare/objective" in tags["scalars"]}
+    groups = {f"escape_room/mean/{name}{band}" for name in ("ucb", "thompson", "llm") for band in ("", "/low95", "/high95")}
+    runs = compared - groups
+    assert compared >= groups
+    assert len(runs) == 9 and all("principal_" in name and name.startswith("escape_room/") for name in runs)
 
     # The same nine as rows of two jobs.
     packed = sweep(*overrides, "hardware.jobs=2", "output_root=packed", cwd=tmp_path)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from llmrl.core.objectives import Collected, Objective
+from llmrl.core.welfare_measures import Objective, SocietyEpisodes
 
 
-def _gap(collected: Collected) -> np.ndarray:
+def _gap(collected: SocietyEpisodes) -> np.ndarray:
     return collected.base.min(-1) - collected.base.max(-1)
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from llmrl.agents.random_agent import RandomPolicy
-from llmrl.core.protocols import AgentLoop, Scorer
+from llmrl.core.model_protocols import Scorer
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import NonNegativeFloat
-from llmrl.core.records import Act, Outcome, State
+from llmrl.core.records import Outcome, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 
 
@@ -26,8 +27,8 @@ class Echo:
 
     def act(
         self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
-    ) -> Act:
-        return Act(observation["vector"].argmax(-1))
+    ) -> PolicyOutput:
+        return PolicyOutput(observation["vector"].argmax(-1))
 
     def values(self, observation: dict[str, torch.Tensor], state: Any = None) -> torch.Tensor:
         return observation["vector"].sum(-1)
@@ -43,12 +44,12 @@ class Reader:
 
     def act(
         self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
-    ) -> Act:
+    ) -> PolicyOutput:
         signal = observation["vector"].argmax(-1)
         prompts = [f"The signal is {self.names[i]}. The signal is" for i in signal.flatten().tolist()]
         with torch.no_grad():
             scores = self.scorer.score(prompts, [f" {name}" for name in self.names])
-        return Act(torch.multinomial(scores.softmax(-1), 1, generator=generator).reshape(signal.shape))
+        return PolicyOutput(torch.multinomial(scores.softmax(-1), 1, generator=generator).reshape(signal.shape))
 
     def values(self, observation: dict[str, torch.Tensor], state: Any = None) -> torch.Tensor:
         return torch.zeros(observation["vector"].shape[:-1])
@@ -147,7 +148,7 @@ class Troubled(RandomPolicy):
 
     def act(
         self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
-    ) -> Act:
+    ) -> PolicyOutput:
         if self.trouble != "none" and not self.until.exists():
             if self.trouble == "raise":
                 raise ZeroDivisionError("made to fail")

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveFloat
-from llmrl.core.records import Act, State
+from llmrl.core.records import PolicyOutput, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 
@@ -19,7 +19,7 @@ class BatchedTrainer:
 
     channels = ("vector",)
 
-    def __init__(self, spec: EnvSpec, processes: Processes) -> None:
+    def __init__(self, spec: EnvSpec, processes: ProcessGroup) -> None:
         self.processes = processes
         self.layer = torch.nn.Linear(spec.observation["vector"].shape[0], spec.n_actions)
         torch.nn.init.zeros_(self.layer.weight)
@@ -28,14 +28,14 @@ class BatchedTrainer:
     @torch.no_grad()
     def act(
         self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
-    ) -> Act:
+    ) -> PolicyOutput:
         vector = observation["vector"]
         rows = vector.flatten(0, 1)
         logits = self.processes.gather(self.layer(rows[self.processes.share(len(rows))])).reshape(*vector.shape[:2], -1)
         probabilities = logits.softmax(-1).flatten(0, 1)
         action = torch.multinomial(probabilities, 1, generator=generator).reshape(vector.shape[:2])
         log_prob = logits.log_softmax(-1).gather(-1, action[..., None]).squeeze(-1)
-        return Act(action=action, log_prob=log_prob, value=torch.zeros(vector.shape[:2]))
+        return PolicyOutput(action=action, log_prob=log_prob, value=torch.zeros(vector.shape[:2]))
 
     def values(self, observation: dict[str, torch.Tensor], state: Any = None) -> torch.Tensor:
         return torch.zeros(observation["vector"].shape[:2])
@@ -47,7 +47,7 @@ class TogetherAgent:
     loop: ClassVar[AgentLoop] = "learn"
     learns = True
 
-    def __init__(self, spec: EnvSpec, seeds: Seeds, processes: Processes, learning_rate: PositiveFloat) -> None:
+    def __init__(self, spec: EnvSpec, seeds: Seeds, processes: ProcessGroup, learning_rate: PositiveFloat) -> None:
         self.policy = BatchedTrainer(spec, processes)
         self.adam = torch.optim.Adam(self.policy.layer.parameters(), lr=learning_rate)
 
@@ -61,9 +61,9 @@ class TogetherAgent:
         loss = -(log_prob * (reward[own] - reward.mean())).sum() / len(action)
         self.adam.zero_grad()
         loss.backward()
-        processes.sum_gradients(self.policy.layer.parameters())
+        processes.all_reduce_gradients(self.policy.layer.parameters())
         whole = loss.detach().clone()
-        processes.sum_([whole])
+        processes.all_reduce([whole])
         self.adam.step()
         return {"loss": float(whole)}
 

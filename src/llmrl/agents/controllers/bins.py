@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.agents.controllers.words import input_names, n_inputs
+from llmrl.agents.controllers.labels import input_names, n_inputs
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.words import indices, input_names, listed, n_inputs, output_names
+from llmrl.agents.controllers.labels import indices, input_names, listed, n_inputs, output_names
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
@@ -30,7 +30,7 @@ class LayerSettings:
         hidden: units of each hidden layer; none for a linear policy.
         bias: layers have biases.
         activation: of hidden layers.
-        output, clip_actions: what the last layer's outputs decide, see `Decision`.
+        output, clip_actions: what the last layer's outputs decide, see `ActionDecoder`.
         bound: every number lies between -bound and bound.
         decimals: digits after the point of every number; None: all.
     """
@@ -72,13 +72,13 @@ class LayeredController:
                 f"agent.bound={s.bound:g} has more digits than agent.decimals={s.decimals} leaves; set a bound with "
                 "fewer, or agent.decimals=null"
             )
-        if spec.numbers is None and s.output == "tanh":
+        if spec.continuous_actions is None and s.output == "tanh":
             raise ConfigError(
                 f"agent.output=tanh is for actions that are numbers; env={spec.name} has a choice: use raw"
             )
         self.name = "multilayer perceptron" if s.hidden else "linear policy"
         self.bias, self.activation = s.bias, s.activation
-        self.decision, self.clip_actions = Decision(spec, s.clip_actions, s.output), s.clip_actions
+        self.decision, self.clip_actions = ActionDecoder(spec, s.clip_actions, s.output), s.clip_actions
         widths = [n_inputs(spec, f"a {self.name}"), *s.hidden, self.decision.size]
         self.layers = tuple(itertools.pairwise(widths))
         self.input_names = input_names(spec)
@@ -175,7 +175,7 @@ class LayeredController:
         return made
 
 
-class Decision:
+class ActionDecoder:
     """What a policy's outputs decide.
 
     The action with the largest output (of equal ones the first), where there is one of several; else the outputs
@@ -189,11 +189,11 @@ class Decision:
     """
 
     def __init__(self, spec: EnvSpec, clip: bool, output: Output = "raw") -> None:
-        self.numbers, self.clip, self.output = spec.numbers, clip, output
-        self.size = spec.n_actions if spec.numbers is None else spec.numbers.dim
+        self.numbers, self.clip, self.output = spec.continuous_actions, clip, output
+        self.size = spec.n_actions if spec.continuous_actions is None else spec.continuous_actions.dim
         self.names = output_names(spec)
-        if spec.numbers is not None:
-            self.low, self.high = np.array(spec.numbers.low), np.array(spec.numbers.high)
+        if spec.continuous_actions is not None:
+            self.low, self.high = np.array(spec.continuous_actions.low), np.array(spec.continuous_actions.high)
 
     def __call__(self, outputs: np.ndarray) -> np.ndarray:
         """Actions [n] int64 or [n, a] float64, of outputs [n, size]."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.agents.controllers.bins import Bins
-from llmrl.agents.controllers.words import action_name, listed, n_states, states_told
+from llmrl.agents.controllers.labels import action_name, listed, n_states, states_told
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 

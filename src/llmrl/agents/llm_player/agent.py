@@ -1,4 +1,4 @@
-"""`agent=llm_player`: a chat model plays, without being trained."""
+"""Agent `agent=llm_player`: a chat model plays without training."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.agents.llm_player.answers import LESSON_TURNS, AnswerWith
-from llmrl.agents.llm_player.conversation import SHOWN, Conversation, Show
-from llmrl.agents.llm_player.examples import RULE, Recorded, of_rule, of_run
-from llmrl.agents.llm_player.policy import LLMPolicy, PlayerSettings
+from llmrl.agents.llm_player.answer_format import LESSON_TURNS, AnswerWith
+from llmrl.agents.llm_player.conversation import SHOWN, PlayerConversation, Show
+from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, of_rule, of_run
+from llmrl.agents.llm_player.player_settings import PlayerSettings
+from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.errors import ConfigError
-from llmrl.core.only_plays import OnlyPlays
-from llmrl.core.protocols import ChatModel
+from llmrl.core.model_protocols import ChatModel
+from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import CallEstimate, State
+from llmrl.core.records import CHOSEN, CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
@@ -22,42 +23,44 @@ from llmrl.llms.images import image_tokens
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
-    from llmrl.envs.gym.games import GameMaker
+    from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 EXAMPLE = "?" * 200
-"""Stands for an observation where none is at hand."""
+"""Placeholder of an observation in estimates of prompts."""
 REPLY_TOKENS = 80
-"""Tokens of a reply with a reflection, about."""
+"""Approximate tokens of a reply with a reflection."""
 PLAN_TOKENS = 40
-"""Tokens of a plan, about."""
+"""Approximate tokens of a plan."""
 LESSON_TOKENS = 80
-"""Tokens of a lesson, about."""
+"""Approximate tokens of a lesson."""
 
 
-class LLMPlayer(OnlyPlays):
-    """Plays a game that has been put into words, by reflection and action (`LLMPolicy`).
+class LLMPlayer(NonLearningAgent):
+    """Chat model that plays a game described in words, by reflection and action (`LLMPolicy`).
 
     Args:
-        spec: of the environment.
-        llm: who is asked.
+        spec: spec of the environment.
+        llm: the chat model.
         prompt_folder, history, action_every, reflection, require_reflection, lessons, answer_with, legal_only,
             decimals, repair_turns, sliding_history, plan, show_frames, frame_size, show_text: as in `PlayerSettings`.
-        show: the same; None: `SHOWN`.
-        examples: episodes of others that are shown.
-        examples_from: whose: `heuristic`, the rule for the environment, which plays them now, or the folder of a run of
-            another seed that has written them down.
-        example_steps: steps shown of each of them, the first ones.
-        seeds: episodes of a rule begin from `examples/k`.
-        maker, one_game: make games of the environment, where they can be played apart.
+        show: as in `PlayerSettings`; None: `SHOWN`.
+        players: model of each player: number of players by model name, in the order of players, or one name for each
+            player; `llm` is the chosen model. None: the chosen model for all.
+        examples: number of example episodes in the prompt.
+        examples_from: source of the examples: `heuristic`, the environment's rule, which plays them now, or the folder
+            of a run of another seed that has recorded episodes.
+        example_steps: number of first steps shown of each example.
+        seeds: seed tree; episodes of the rule start from `examples/k`.
+        env_factory, one_game: factories of single games of the environment; None: it has none.
 
     Attributes:
-        carried: what goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing. If
-            anything does, the episodes depend on one another, and on how many games there are at once.
+        carried: what is carried from an episode to the next one of the same game: "last_episode", "lessons", or
+            nothing. If anything is, episodes depend on one another and on the number of parallel games.
 
     Raises:
-        ConfigError: the environment has not been put into words, a prompt is wrong, an episode might never end and
-            there is no budget, there are no such examples, or the model takes no pictures.
+        ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
+            there is no budget; the examples do not exist; the model accepts no images; or `players` does not match.
     """
 
     def __init__(
@@ -80,11 +83,12 @@ class LLMPlayer(OnlyPlays):
         show_frames: NonNegativeInt = 0,
         frame_size: PositiveInt = 336,
         show_text: bool = True,
+        players: dict[str, PositiveInt] | list[str] | None = None,
         examples: NonNegativeInt = 0,
         examples_from: str | None = None,
         example_steps: PositiveInt = 50,
         seeds: Seeds | None = None,
-        maker: GameMaker | None = None,
+        env_factory: EnvFactory | None = None,
         one_game: Callable[[], GymnasiumEnv] | None = None,
     ) -> None:
         limited = isinstance(llm, ChatClient) and llm.budget.limited
@@ -94,20 +98,23 @@ class LLMPlayer(OnlyPlays):
                 "ever: set env.horizon (steps an episode), or a budget (llm.budget.usd, llm.budget.calls or "
                 "llm.budget.tokens)"
             )
-        if show_frames and not getattr(llm, "sees", False):
-            raise ConfigError(
-                f"agent.show_frames={show_frames}: {llm.label} takes no pictures; choose another llm, or 0"
-            )
+        models = _slots(players, spec)
+        for model in dict.fromkeys(models or (CHOSEN,)):
+            if show_frames and not llm.sees(model):
+                blind = llm.label_of(model)
+                raise ConfigError(
+                    f"agent.show_frames={show_frames}: {blind} takes no pictures; choose another llm, or 0"
+                )
         if not show_text and not show_frames:
             raise ConfigError("agent.show_text=false: the player would see nothing; set agent.show_frames to 1 or more")
-        recorded: list[Recorded] = []
+        recorded: list[RecordedEpisode] = []
         if examples and examples_from is None:
             raise ConfigError(
                 f"agent.examples={examples}, and agent.examples_from=null says not whose: {RULE}, run:<hash>, "
                 "latest:<name>, or the folder of a run"
             )
         if examples and examples_from == RULE:
-            recorded = of_rule(one_game, maker, (seeds or Seeds(0)).child("examples"), examples)
+            recorded = of_rule(one_game, env_factory, (seeds or Seeds(0)).child("examples"), examples)
         elif examples and examples_from is not None:
             recorded = of_run(Path(examples_from).expanduser(), examples, None if seeds is None else seeds.seed)
         shown: list[Show] = list(SHOWN) if show is None else show
@@ -128,6 +135,7 @@ class LLMPlayer(OnlyPlays):
             show_frames=show_frames,
             frame_size=frame_size,
             show_text=show_text,
+            models=models,
             examples=tuple(recorded),
             example_steps=example_steps,
             examples_by="a simple rule" if examples_from == RULE else "another player",
@@ -136,14 +144,14 @@ class LLMPlayer(OnlyPlays):
         self.carried = self.policy.carried
 
     def metrics(self) -> dict[str, float]:
-        """See `LLMPolicy.metrics`."""
+        """Return the metrics of `LLMPolicy.metrics`."""
         return self.policy.metrics()
 
     def estimate(self, steps: int, n: int) -> CallEstimate:
-        """For `n` episodes of `steps` steps, as many games of them at once as the environment has.
+        """Estimate the calls for `n` episodes of `steps` steps, played in the environment's number of parallel games.
 
-        Where the environment tells legal actions, an action may become illegal at any step, and is asked for again: so
-        there is a call for each step. Prompts are estimated from an observation of the environment.
+        With an action mask an action may become illegal at any step, so one call per step is assumed. Prompts are
+        estimated from an example observation.
         """
         policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
         repeated = 1 if "action_mask" in policy.channels else settings.action_every
@@ -163,30 +171,32 @@ class LLMPlayer(OnlyPlays):
         prompts = (episode * n + lesson * lessons) * players
         replies = (decisions * n * reply + lessons * LESSON_TOKENS) * players
         quoted = (shown * n + min(decisions, LESSON_TURNS) * lessons) * players
-        return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, quoted)
+        shares = {model: policy.models.count(model) / players for model in dict.fromkeys(policy.models)}
+        return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, quoted, shares)
 
     def _shown(self, decided: int) -> int:
-        """Earlier turns that are shown with a question after so many."""
+        """Return the number of earlier turns shown with the question after `decided` decisions."""
         history, sliding = self.policy.settings.history, self.policy.settings.sliding_history
         if history == 0 or sliding or decided < 2 * history:
             return min(decided, history) if sliding or history == 0 else decided
         return history + (decided - history) % history
 
     def _turn_tokens(self, steps: int, frames: int) -> int:
-        """Tokens of a question that tells so many observations, with all that can accompany them."""
+        """Estimate the tokens of a question with `frames` observations and all that can accompany them."""
         policy = self.policy
-        seat = Conversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
+        seat = PlayerConversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
         legal = [name for name, _ in policy.answers.told] if "action_mask" in policy.channels else None
         for _ in range(frames):
-            seat.see(
+            seat.add_observation(
                 (policy.text.example or EXAMPLE) if policy.settings.show_text else None, legal, policy.settings.show
             )
         return estimate_tokens(seat.question()) + MESSAGE_TOKENS
 
     def describe(self) -> dict[str, Any]:
         policy, settings = self.policy, self.policy.settings
+        several = [f"{policy.models.count(m)} x {policy.llm.label_of(m)}" for m in dict.fromkeys(policy.models)]
         return {
-            "policy": f"{policy.llm.label}, zero-shot",
+            "policy": f"{', '.join(several) if settings.models else policy.llm.label_of()}, zero-shot",
             "history": f"{settings.history} turns"
             if settings.sliding_history
             else f"{settings.history} to {max(2 * settings.history - 1, 0)} turns",
@@ -203,3 +213,20 @@ class LLMPlayer(OnlyPlays):
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state)
+
+
+def _slots(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[str, ...]:
+    """Return the model of each player; () if all are the chosen one.
+
+    Raises:
+        ConfigError: the number of models is not the number of players.
+    """
+    if players is None:
+        return ()
+    names = [name for name, n in players.items() for _ in range(n)] if isinstance(players, dict) else players
+    if len(names) != spec.n_agents:
+        raise ConfigError(
+            f"agent.players names the models of {len(names)} players, and env={spec.name} has {spec.n_agents}: "
+            f"{', '.join(spec.agent_names) or f'player 1 to {spec.n_agents}'}"
+        )
+    return tuple(names)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llmrl.agents.llm_player.answers import Action
+from llmrl.agents.llm_player.answer_format import Action
 from llmrl.core.records import State, embedded
 from llmrl.llms.images import IMAGES
 
@@ -21,7 +21,7 @@ Message = dict[str, Any]
 
 
 @dataclass
-class Conversation:
+class PlayerConversation:
     """One player's side of one game.
 
     Turns of the user and the player alternate: what was seen in steps that the player was not asked in is told in the
@@ -73,7 +73,7 @@ class Conversation:
         self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
         self.plan, self.plan_turn = "", 0
 
-    def see(self, observation: str | None, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
+    def add_observation(self, observation: str | None, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
         """Take in what is observed now, in words where it is told in words, and what of the rest is to be shown."""
         frame: dict[str, Any] = {} if observation is None else {"observation": embedded(observation)}
         if self.steps == 0:
@@ -90,7 +90,7 @@ class Conversation:
             frame["legal_actions"] = list(legal)
         self.frames.append(frame)
 
-    def look(self, picture: str, keep: int) -> None:
+    def add_frame(self, picture: str, keep: int) -> None:
         """Take in a frame of what is to be seen now; the newest `keep` are kept."""
         self.pictures = [*self.pictures, picture][-keep:]
 
@@ -130,7 +130,7 @@ class Conversation:
         self.frames, self.action, self.since, self.replaced = [], action, 0, replaced
         self.decided += 1
 
-    def happened(self, reward: float) -> None:
+    def add_reward(self, reward: float) -> None:
         """What the last action led to; NaN: nobody knows."""
         self.last_episode = {}
         self.reward = reward
@@ -171,7 +171,7 @@ class Conversation:
         }
 
     @classmethod
-    def from_state(cls, state: State) -> Conversation:
+    def from_state(cls, state: State) -> PlayerConversation:
         return cls(
             **{
                 **state,

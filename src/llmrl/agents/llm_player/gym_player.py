@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.agents.llm_player.answers import AnswerWith
+from llmrl.agents.llm_player.answer_format import AnswerWith
 from llmrl.agents.llm_player.conversation import SHOWN, Show
-from llmrl.agents.llm_player.policy import LLMPolicy, PlayerSettings
+from llmrl.agents.llm_player.player_settings import PlayerSettings
+from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
-from llmrl.core.protocols import ChatModel
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import Act, Observation, Step
-from llmrl.core.spaces import Channel, EnvSpec, GameText
-from llmrl.envs.gym.protocols import Describer
-from llmrl.envs.gym.spaces import action_numbers, to_actions
-from llmrl.envs.gym.success import Criterion, Success
+from llmrl.core.records import Observation, PolicyOutput, Step
+from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
+from llmrl.envs.gym.channel_spaces import continuous_actions, to_actions
+from llmrl.envs.gym.interfaces import Describer
+from llmrl.envs.gym.success import Success, SuccessCriterion
 from llmrl.envs.texts import describer_of
 from llmrl.llms.by_name import chat_model
 
@@ -40,7 +41,7 @@ class Player:
     >>> while not over:                                                                   # doctest: +SKIP
     ...     action = player.act(observation, info)
     ...     observation, reward, terminated, truncated, info = env.step(action)
-    ...     player.happened(reward, terminated, truncated)  # may be left out
+    ...     player.on_step(reward, terminated, truncated)  # may be left out
     ...     over = terminated or truncated
 
     Attributes:
@@ -53,7 +54,7 @@ class Player:
         self._describer = describer
         self.note: dict[str, Any] = {}
         self._over = True
-        self._acted: tuple[Observation, Act] | None = None
+        self._acted: tuple[Observation, PolicyOutput] | None = None
         self._untold = False  # an action was taken, and nobody has said what it led to
 
     def reset(self) -> None:
@@ -74,7 +75,7 @@ class Player:
         if self._over:
             raise ValueError("the episode is over; call reset() first")
         if self._untold:
-            self.happened(math.nan)
+            self.on_step(math.nan)
         told = np.empty((1, 1), dtype=object)
         told[0, 0] = self._describer.describe(observation, info or {})
         seen: dict[str, Any] = {"text": told}
@@ -88,7 +89,7 @@ class Player:
         [action] = to_actions(self.env.action_space, act.action.numpy())
         return action
 
-    def happened(self, reward: float, terminated: bool = False, truncated: bool = False) -> None:
+    def on_step(self, reward: float, terminated: bool = False, truncated: bool = False) -> None:
         """What the action led to: what is shown with the next observation, and what lessons and `last_episode` need.
 
         A player who is not told plays on without rewards, returns and ends of episodes.
@@ -149,7 +150,7 @@ def make_player(
         raise ConfigError(f"{next(iter(settings))}: settings are for models that are named, as in llm='gpt4o'")
     else:
         model = llm
-    describer = describer_of(text, env, Criterion.of(success, success_at))
+    describer = describer_of(text, env, SuccessCriterion.of(success, success_at))
     spec = _spec(env, describer.game)
     told = PlayerSettings(
         history=history,
@@ -180,7 +181,7 @@ def _check(env: Any, given: dict[str, Any]) -> None:
             checked(given[name], hint, name)
 
 
-def _spec(env: gymnasium.Env[Any, Any], text: GameText) -> EnvSpec:
+def _spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
     from gymnasium import spaces
 
     actions = env.action_space
@@ -194,7 +195,7 @@ def _spec(env: gymnasium.Env[Any, Any], text: GameText) -> EnvSpec:
         n_actions=n_actions,
         action_names=tuple(str(i) for i in range(n_actions)),
         horizon=None,
-        numbers=action_numbers(actions, name),
+        continuous_actions=continuous_actions(actions, name),
         text=text,
     )
     # Whether an environment tells which actions are legal is seen in its first info; all are, where it does not.

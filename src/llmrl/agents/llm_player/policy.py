@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from llmrl.agents.llm_player.answers import (
+from llmrl.agents.llm_player.answer_format import (
     LESSON_TURNS,
     Action,
-    Answers,
-    AnswerWith,
-    Decision,
+    AnswerFormat,
     Lesson,
+    PlayerReply,
     answers_of,
     read_lesson,
     read_reply,
     reply_schema,
 )
-from llmrl.agents.llm_player.conversation import Conversation, Message, Show, message, said
-from llmrl.agents.llm_player.examples import Recorded
-from llmrl.agents.llm_player.examples import examples as told_episodes
+from llmrl.agents.llm_player.conversation import Message, PlayerConversation, message, said
+from llmrl.agents.llm_player.episode_examples import examples as told_episodes
+from llmrl.agents.llm_player.player_counts import PlayerCounts
+from llmrl.agents.llm_player.player_settings import PlayerSettings
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
-from llmrl.core.protocols import Camera, ChatModel
-from llmrl.core.records import Act, ChatReply, Observation, State, on_host
+from llmrl.core.protocols import Camera
+from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.asking import Asked, Asker, Conversing, Question, conversed, most_that_fit
 from llmrl.llms.images import picture
-from llmrl.llms.prompts import Prompt, Prompts
+from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured import json_schema
+from llmrl.llms.structured_query import Conversing, Query, QueryStats, StructuredQuery, conversed, most_that_fit
 
 PROMPTS = Path(__file__).with_name("prompts")
 FALLBACK = "(no usable reply)"
@@ -41,53 +42,6 @@ FALLBACK = "(no usable reply)"
 
 Counted = tuple[dict[str, int], ...]
 """Counters of a player, and of its two kinds of questions."""
-
-
-@dataclass(frozen=True)
-class PlayerSettings:
-    """How a player is told of its game, and how it may answer.
-
-    Attributes:
-        history: earlier turns (what was told, what was answered) that are shown at least, as soon as there are so many;
-            >= 0.
-        sliding_history: exactly the newest `history` turns are shown, so that each question begins otherwise; else
-            they grow to less than twice as many and are cut back.
-        action_every: steps an action is taken for, as long as it is legal; >= 1.
-        reflection: whether replies begin with a reflection.
-        require_reflection: whether a reply without the reflection that was asked for is invalid.
-        plan: whether a reply may hold a plan for later turns, which the player is shown as long as it has no other.
-        show_frames: the newest frames of the game that are shown with a question; 0: none. Their longer side has
-            `frame_size` pixels at most.
-        show_text: whether observations are told in words.
-        examples: episodes of others that are shown, `example_steps` of each, played by `examples_by`, in words.
-        show: what an observation is accompanied by.
-        lessons: lessons of earlier episodes that are kept; 0: none is drawn.
-        answer_with: whether choices are answered by name or by number.
-        legal_only: whether an answer must be legal, where the environment tells which actions are.
-        decimals: digits after the point of the numbers of an action.
-        repair_turns: chances to correct an invalid reply.
-        prompt_folder: the user's own prompts, `player/<name>.j2` in it; None: there are none.
-    """
-
-    history: int
-    action_every: int
-    reflection: bool
-    require_reflection: bool
-    show: Sequence[Show]
-    lessons: int
-    answer_with: AnswerWith
-    legal_only: bool
-    decimals: int
-    repair_turns: int
-    prompt_folder: Path | None
-    sliding_history: bool = False
-    plan: bool = False
-    show_frames: int = 0
-    frame_size: int = 336
-    show_text: bool = True
-    examples: Sequence[Recorded] = ()
-    example_steps: int = 50
-    examples_by: str = "another player"
 
 
 class LLMPolicy:
@@ -128,11 +82,15 @@ class LLMPolicy:
         )
         self.settings, repair_turns = settings, settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
-        self.answers: Answers = answers_of(spec, settings.answer_with, settings.decimals)
-        self.decimals = 0 if spec.numbers is not None and spec.numbers.whole else settings.decimals
-        self.prompts = Prompts("player", PROMPTS, settings.prompt_folder)
-        self.asker: Asker[Decision] = Asker(llm, "player", self._read, self._repair, None, repair_turns)
-        self.pupil: Asker[str] = Asker(
+        self.answers: AnswerFormat = answers_of(spec, settings.answer_with, settings.decimals)
+        self.decimals = (
+            0 if spec.continuous_actions is not None and spec.continuous_actions.whole else settings.decimals
+        )
+        self.prompts = PromptFamily("player", PROMPTS, settings.prompt_folder)
+        self.asker: StructuredQuery[PlayerReply] = StructuredQuery(
+            llm, "player", self._read, self._repair, None, repair_turns
+        )
+        self.pupil: StructuredQuery[str] = StructuredQuery(
             llm,
             "lesson",
             lambda reply: read_lesson(reply.text, reply.cut),
@@ -144,18 +102,19 @@ class LLMPolicy:
         shown = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
         self._keep = max(shown, LESSON_TURNS if settings.lessons else 0)
         self._schema = reply_schema(self.answers, settings.reflection, settings.plan)
-        self.seats = [[Conversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
+        self.seats = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
         """Numbers of the episodes that the games are in: with them replies belong to a place in an episode, and not to
         whoever asked first. None: equal questions are counted."""
-        self.counters = dict.fromkeys(("decisions", "replies", "invalid", "failed", "fallbacks", "lessons"), 0)
+        self.models = tuple(settings.models) or (CHOSEN,) * spec.n_agents
+        self.counts = PlayerCounts(self.models)
         self._episodes = told_episodes(
             settings.examples, spec, self.answers, settings.example_steps, settings.reflection
         )
         # Faults in prompts are found before the first question.
         self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
-        self._lesson_question(Conversation(turns=[("{}", "{}")]), 0)
+        self._lesson_question(PlayerConversation(turns=[("{}", "{}")]), 0)
         self._repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -171,7 +130,7 @@ class LLMPolicy:
         reward, terminated = on_host(step.reward), np.asarray(step.terminated)
         for game in np.flatnonzero(self.playing):
             for agent, seat in enumerate(self.seats[game]):
-                seat.happened(float(reward[game, agent]))
+                seat.add_reward(float(reward[game, agent]))
                 if ended[game]:
                     seat.end(bool(terminated[game]), self.settings.lessons > 0)
         self.playing &= ~ended
@@ -182,7 +141,7 @@ class LLMPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         """Actions [n_envs, n_agents], or [n_envs, n_agents, a], with a note on each.
 
         Raises:
@@ -190,7 +149,7 @@ class LLMPolicy:
         """
         return conversed(self.acting(observation), self.llm.chat)
 
-    def acting(self, observation: dict[str, Any]) -> Conversing[Act]:
+    def acting(self, observation: dict[str, Any]) -> Conversing[PolicyOutput]:
         """`act` for who sends the requests elsewhere: yields them, is sent their replies, and returns the actions."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in row] for row in self.seats]
         yield from self._learning(notes)
@@ -202,24 +161,25 @@ class LLMPolicy:
                 text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
                 if not text:
                     # Asked as soon as there is something to decide again.
-                    seat.action, seat.since = self.answers.instead(None, mask), self.settings.action_every
+                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_every
                     continue
                 told = text if self.settings.show_text else None
-                seat.see(told, None if mask is None else self._names(mask), self.settings.show)
+                seat.add_observation(told, None if mask is None else self._names(mask), self.settings.show)
                 if views:
-                    seat.look(views[agent], self.settings.show_frames)
+                    seat.add_frame(views[agent], self.settings.show_frames)
                 if self._asks(seat, mask):
                     asked.append((game, agent))
                     legal.append(mask)
                 else:
                     assert seat.action is not None
                     notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
+                    notes[game][agent] |= self._who(self.models[agent])
         questions = [self._question(g, a) for g, a in asked]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
         decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
         for (game, agent), mask, decision, took in zip(asked, legal, decisions, self.asker.asked, strict=False):
-            notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took)
-        return Act(self._actions(), notes=notes)
+            notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took, self.models[agent])
+        return PolicyOutput(self._actions(), notes=notes)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """Zeros: it knows no values."""
@@ -228,18 +188,11 @@ class LLMPolicy:
     def metrics(self) -> dict[str, float]:
         """player/decisions, player/lessons, counted; player/invalid_rate: invalid ones among all replies;
         player/failed_calls: questions that got no reply, counted;
-        player/fallback_rate: decisions without a valid reply. And `llm/...` of `Asker.metrics`, both kinds of questions
-        together."""
-        counted = {name: float(count) for name, count in self.counters.items()}
+        player/fallback_rate: decisions without a valid reply; the two rates of each model, too, as
+        player/<model>/..., where players are several. And `llm/...` of `StructuredQuery.metrics`, both kinds of
+        questions together."""
         both = {name: x + self.pupil.metrics()[name] for name, x in self.asker.metrics().items()}
-        return {
-            **both,
-            "player/decisions": counted["decisions"],
-            "player/invalid_rate": counted["invalid"] / max(counted["replies"], 1.0),
-            "player/failed_calls": counted["failed"],
-            "player/fallback_rate": counted["fallbacks"] / max(counted["decisions"], 1.0),
-            **({"player/lessons": counted["lessons"]} if self.settings.lessons else {}),
-        }
+        return both | self.counts.metrics(bool(self.settings.lessons), bool(self.settings.models))
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -265,25 +218,25 @@ class LLMPolicy:
 
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
-        return self.counters, self.asker.counters, self.pupil.counters
+        return *self.counts.each, self.asker.counters, self.pupil.counters
 
     def state_dict(self) -> State:
         return {
             "seats": [[seat.state_dict() for seat in row] for row in self.seats],
             "playing": self.playing.copy(),
-            "counters": dict(self.counters),
+            "counts": self.counts.state_dict(),
             "asker": self.asker.state_dict(),
             "pupil": self.pupil.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.seats = [[Conversation.from_state(seat) for seat in row] for row in state["seats"]]
+        self.seats = [[PlayerConversation.from_state(seat) for seat in row] for row in state["seats"]]
         self.playing = np.array(state["playing"])
-        self.counters |= state["counters"]
+        self.counts.load_state_dict(state["counts"])
         self.asker.load_state_dict(state["asker"])
         self.pupil.load_state_dict(state["pupil"])
 
-    def _asks(self, seat: Conversation, mask: Sequence[bool] | None) -> bool:
+    def _asks(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
         if seat.action is None or seat.since >= self.settings.action_every or seat.decided == 0:
             return True
         return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
@@ -300,22 +253,25 @@ class LLMPolicy:
             frames = list(self.camera(game))
         return [picture(frame, self.settings.frame_size) for frame in frames]
 
-    def _question(self, game: int, agent: int) -> Question:
+    def _question(self, game: int, agent: int) -> Query:
         seat = self.seats[game][agent]
         prompt = self._system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
         place = self._place(game, agent, seat.decided)
-        return Question(self._fitting(seat, prompt), prompt.name, prompt.hash, self._schema, place)
+        model = self.models[agent]
+        messages = self._fitting(seat, prompt, model)
+        return Query(messages, prompt.name, prompt.hash, self._schema, place, model)
 
     def _place(self, game: int, agent: int, what: object) -> str:
         return "" if self.episodes is None else f"episode {self.episodes[game]}, player {agent}, {what}"
 
-    def _fitting(self, seat: Conversation, prompt: Prompt) -> tuple[Message, ...]:
+    def _fitting(self, seat: PlayerConversation, prompt: Prompt, model: str) -> tuple[Message, ...]:
         """The messages with as many earlier turns as the model's context window takes."""
         whole = seat.window(self.settings.history, self.settings.sliding_history)
-        shown = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k)), whole)
+        shown = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k), model), whole)
         if shown < 0:
             raise LLMError(
-                f"the prompt {prompt.name} and one observation do not fit into the context window of {self.llm.label}; "
+                f"the prompt {prompt.name} and one observation do not fit into the context window of "
+                f"{self.llm.label_of(model)}; "
                 "choose a model with a longer one, or a smaller llm.max_tokens"
             )
         self.asker.counters["trimmed_prompts"] += shown < whole
@@ -325,10 +281,15 @@ class LLMPolicy:
         return seat.messages(prompt.text, shown)
 
     def _decide(
-        self, seat: Conversation, decision: Decision | None, mask: Sequence[bool] | None, took: Asked
+        self,
+        seat: PlayerConversation,
+        decision: PlayerReply | None,
+        mask: Sequence[bool] | None,
+        took: QueryStats,
+        model: str,
     ) -> dict[str, Any]:
         """Take a decision, or what is done in its place; the note on it."""
-        made = decision or Decision(self.answers.instead(seat.action, mask))
+        made = decision or PlayerReply(self.answers.fallback(seat.action, mask))
         shown = self.answers.shown(made.action)
         plan = {"plan": made.plan} if self.settings.plan and made.plan else {}
         if decision is None:
@@ -338,9 +299,8 @@ class LLMPolicy:
             reflected = {"reflection": made.reflection} if self.settings.reflection else {}
             answer = said({**reflected, **plan, "action": shown})
             seat.answer(answer, made.action, self._keep, plan=plan.get("plan", ""))
-        self.counters["decisions"] += 1
-        self.counters["fallbacks"] += decision is None
-        self._count(took)
+        self.counts.decided(model, decision is None)
+        self.counts.took(model, took)
         return {
             "reflection": made.reflection,
             **plan,
@@ -348,6 +308,7 @@ class LLMPolicy:
             "asked": True,
             "valid": decision is not None,
             "reply": took.text,
+            **self._who(model),
             **_took(took),
         }
 
@@ -369,12 +330,12 @@ class LLMPolicy:
             seat = self.seats[game][agent]
             if lesson is not None:
                 seat.lessons = [*seat.lessons, lesson][-self.settings.lessons :]
-                self.counters["lessons"] += 1
+                self.counts.learnt(self.models[agent])
             seat.turns, seat.unlearnt = [], False
-            self._count(took)
+            self.counts.took(self.models[agent], took)
             notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _took(took)}
 
-    def _lesson_question(self, seat: Conversation, agent: int) -> Question:
+    def _lesson_question(self, seat: PlayerConversation, agent: int) -> Query:
         system = self._system(agent, tuple(seat.lessons))
 
         def told(kept: int) -> tuple[Prompt, tuple[Message, ...]]:
@@ -387,9 +348,10 @@ class LLMPolicy:
             )
             return prompt, (message("system", system.text), message("user", prompt.text))
 
-        kept = most_that_fit(lambda k: self.llm.fits(told(k)[1]), min(len(seat.turns), LESSON_TURNS))
+        model = self.models[agent]
+        kept = most_that_fit(lambda k: self.llm.fits(told(k)[1], model), min(len(seat.turns), LESSON_TURNS))
         prompt, messages = told(max(kept, 0))
-        return Question(messages, prompt.name, prompt.hash)
+        return Query(messages, prompt.name, prompt.hash, model=model)
 
     def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
         names = self.spec.agent_names or tuple(f"player {i + 1}" for i in range(self.spec.n_agents))
@@ -401,7 +363,7 @@ class LLMPolicy:
             goal=self.text.goal,
             observation=self.text.observation,
             actions=self.answers.told,
-            numbers=self.spec.numbers is not None,
+            numbers=self.spec.continuous_actions is not None,
             n_agents=self.spec.n_agents,
             agent=names[agent],
             reflect=self.settings.reflection,
@@ -418,7 +380,7 @@ class LLMPolicy:
             lessons=lessons,
         )
 
-    def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> Decision:
+    def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:
         return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)
 
     def _repair(self, fault: str) -> Prompt:
@@ -436,15 +398,14 @@ class LLMPolicy:
 
     def _actions(self) -> torch.Tensor:
         """Of all games; those that wait do anything."""
-        numbers = self.spec.numbers
-        blank: Action = 0 if numbers is None else self.answers.instead(None, None)
+        numbers = self.spec.continuous_actions
+        blank: Action = 0 if numbers is None else self.answers.fallback(None, None)
         actions = [[blank if seat.action is None else seat.action for seat in row] for row in self.seats]
         return torch.tensor(actions, dtype=torch.int64 if numbers is None else torch.float32)
 
-    def _count(self, took: Asked) -> None:
-        self.counters["replies"] += took.replies
-        self.counters["invalid"] += took.invalid
-        self.counters["failed"] += took.failed
+    def _who(self, model: str) -> dict[str, Any]:
+        """Who speaks, for the note on a step; said where players are several models."""
+        return {"model": self.llm.label_of(model)} if self.settings.models else {}
 
 
 def _is_picture(spec: EnvSpec, name: str) -> bool:
@@ -453,7 +414,7 @@ def _is_picture(spec: EnvSpec, name: str) -> bool:
     return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3
 
 
-def _took(asked: Asked) -> dict[str, Any]:
+def _took(asked: QueryStats) -> dict[str, Any]:
     return {
         "replies": asked.replies,
         "invalid": asked.invalid,

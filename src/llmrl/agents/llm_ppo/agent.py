@@ -9,22 +9,23 @@ import torch
 
 from llmrl.agents.llm_ppo.network import Actions, Activation, LanguageActorCritic, LanguageNetworkSettings, Precision
 from llmrl.agents.llm_ppo.policy import LanguagePolicy
-from llmrl.agents.llm_ppo.reference import Reference
+from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.algorithms.sharded import divided as divided_like
 from llmrl.algorithms.sharded import gathered
 from llmrl.core.errors import CheckpointError, ConfigError
-from llmrl.core.processes import Processes
-from llmrl.core.protocols import AgentLoop, Scorer
+from llmrl.core.model_protocols import Scorer
+from llmrl.core.processes import ProcessGroup
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.scorer import LocalScorer
-from llmrl.run.content import saved_state
+from llmrl.run.artifacts import saved_state
 
 Tune = Literal["full", "lora", "heads", "nothing"]
 
@@ -41,8 +42,8 @@ class LanguagePPOAgent:
         device: torch device.
         scorer: the language model.
         processes: that share its work.
-        governed: whether a principal governs the agent.
-        reads: text channel that it reads.
+        has_principal: whether a principal governs the agent.
+        text_channel: text channel that it reads.
         actions, temperature, head_hidden, head_activation, precision, piece_tokens: see
             `LanguageNetworkSettings`.
         tune: what is trained: all weights, an adapter (`lora`), the heads alone, or nothing: then it only plays.
@@ -73,9 +74,9 @@ class LanguagePPOAgent:
         seeds: Seeds,
         device: str,
         scorer: Scorer,
-        processes: Processes,
-        governed: bool,
-        reads: str,
+        processes: ProcessGroup,
+        has_principal: bool,
+        text_channel: str,
         actions: Actions,
         temperature: PositiveFloat,
         tune: Tune,
@@ -93,7 +94,7 @@ class LanguagePPOAgent:
     ) -> None:
         if not isinstance(scorer, LocalScorer):
             raise ConfigError("agent=llm_ppo trains a model of this process: use llm=local_scorer_seq2seq or _causal")
-        if governed:
+        if has_principal:
             raise ConfigError("agent=llm_ppo plays alone: no principal governs it; use principal=none or agent=ppo")
         _check_training(scorer, actions, tune, lora, kl_coefficient, divided)
         generator = seeds.torch("weights")
@@ -106,7 +107,7 @@ class LanguagePPOAgent:
         if recompute:
             scorer.recompute_activations()
         settings = LanguageNetworkSettings(
-            reads, actions, temperature, head_hidden, head_activation, precision, piece_tokens
+            text_channel, actions, temperature, head_hidden, head_activation, precision, piece_tokens
         )
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
         self.policy = LanguagePolicy(spec, network).to(device)
@@ -119,7 +120,7 @@ class LanguagePPOAgent:
         if init_from is not None:
             self._start_from(Path(init_from))
         # Before a checkpoint of this run is loaded: an attempt that goes on from one has the same anchor.
-        anchor = Reference(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
+        anchor = ReferenceKL(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
         self._ppo = PPO(self.policy, ppo, anchor) if self.learns else None
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
@@ -128,7 +129,7 @@ class LanguagePPOAgent:
             return {}
         metrics = self._ppo.update(rollout, generator)
         network = self.policy.network
-        metrics["language/tokens"] = float(sum(network.processes.everyone(network.tokens)))
+        metrics["language/tokens"] = float(sum(network.processes.all_gather_object(network.tokens)))
         network.tokens = 0
         return metrics
 
@@ -166,7 +167,7 @@ class LanguagePPOAgent:
             "policy": self._whole(),
             "model": self._files,
             "learner": learner,
-            "tokens": sum(network.processes.everyone(network.tokens)),
+            "tokens": sum(network.processes.all_gather_object(network.tokens)),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -178,7 +179,7 @@ class LanguagePPOAgent:
             )
         self._load(state["policy"], "the checkpoint")
         # They are of all processes together, which add up what each of them has.
-        self.policy.network.tokens = state["tokens"] if self.policy.network.processes.leads else 0
+        self.policy.network.tokens = state["tokens"] if self.policy.network.processes.is_main else 0
         if self._ppo is not None:
             self._ppo.load_state_dict(state["learner"])
 

@@ -1,4 +1,4 @@
-"""A language model as an actor-critic: the actions' names are scored, a head on what it made of the prompt values."""
+"""Language model as an actor-critic: it scores the actions' names, and a head on its hidden state gives the value."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 from llmrl.agents.llm_ppo.sharding import shard
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.texts import Texts
-from llmrl.llms.local.scorer import LocalScorer
+from llmrl.core.text_array import TextArray
+from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.networks import categorical
 from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialise
 
@@ -29,16 +29,16 @@ _ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.T
 
 @dataclass(frozen=True)
 class LanguageNetworkSettings:
-    """What a language actor-critic reads, what its heads are, and how it computes.
+    """Settings of a language actor-critic.
 
     Attributes:
-        channel: text channel that is read.
-        actions: `scores` or `head`.
-        temperature: of the scores, > 0.
+        channel: text channel that the model reads.
+        actions: source of the policy: `scores` of the actions' names, or a `head`.
+        temperature: temperature of the scores, > 0.
         head_hidden: hidden widths of the heads.
-        head_activation: between their layers.
-        precision: of the model's computation; `bfloat16` is autocast, with weights as they are.
-        piece_tokens: tokens of prompts whose gradient is computed at once, padding included; longer ones run alone.
+        head_activation: activation between the heads' layers.
+        precision: precision of the model's computation; `bfloat16` is autocast with unchanged weights.
+        piece_tokens: most prompt tokens in one piece of a minibatch, padding included; longer prompts run alone.
     """
 
     channel: str
@@ -51,21 +51,21 @@ class LanguageNetworkSettings:
 
 
 class LanguageActorCritic(nn.Module):
-    """Texts [batch] -> logits [batch, n_actions] and values [batch] (Carta et al. 2023, arXiv 2302.02662).
+    """Network from texts [batch] to logits [batch, n_actions] and values [batch] (Carta et al. 2023, arXiv 2302.02662).
 
-    The policy is softmax(log p(name of the action | prompt) / temperature) over the actions; or, with a `head`, what
-    layers of its own make of the model's state after the prompt, as in the ablations of that study. Values come from
-    such layers in any case. Heads compute in float32.
+    The policy is softmax(log p(name of the action | prompt) / temperature) over the actions. With `actions: head` it is
+    a head on the model's hidden state after the prompt, as in the ablations of that study. Values always come from such
+    a head. Heads compute in float32.
 
     Args:
-        spec: of the environment; what is scored is how its texts go on (`EnvSpec.continuations`).
-        scorer: the model.
-        generator: of the heads' initial weights.
-        settings: what it reads, what its heads are, and how it computes.
-        processes: that share the work.
+        spec: spec of the environment; scored are the continuations of its texts (`EnvSpec.continuations`).
+        scorer: the language model.
+        generator: random numbers of the heads' initial weights.
+        settings: settings of the network.
+        processes: processes that share the work.
 
     Raises:
-        ConfigError: the environment has no such text channel, or two actions have one name, or none.
+        ConfigError: the environment has no such text channel, or names of actions are equal or empty.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LanguageActorCritic(nn.Module):
         scorer: LocalScorer,
         generator: torch.Generator,
         settings: LanguageNetworkSettings,
-        processes: Processes,
+        processes: ProcessGroup,
     ) -> None:
         super().__init__()
         channel, hidden, activation = settings.channel, settings.head_hidden, settings.head_activation
@@ -83,7 +83,7 @@ class LanguageActorCritic(nn.Module):
         if channel not in texts:
             raise ConfigError(
                 f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {channel!r}"
-                + (f", but {', '.join(texts)}: set agent.reads={texts[0]}" if texts else "; use env=babyai_text")
+                + (f", but {', '.join(texts)}: set agent.text_channel={texts[0]}" if texts else "; use env=babyai_text")
             )
         self.scorer, self.channel, self.processes = scorer, channel, processes
         self.scoring, self.temperature = settings.actions == "scores", settings.temperature
@@ -96,13 +96,13 @@ class LanguageActorCritic(nn.Module):
         self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
         self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
         self.tokens = 0  # positions computed so far
-        self.divided = False  # whether the processes hold a part of the weights each
+        self.divided = False  # whether the weights are sharded over the processes
 
     def name_actions(self, spec: EnvSpec) -> None:
         """Score the actions of `spec` from now on.
 
         Raises:
-            ConfigError: there are others than the head has, or two have one name.
+            ConfigError: their number differs from the head's outputs, or names are equal or empty.
         """
         names = spec.continuations(self.channel)
         said = [name.strip() for name in names]
@@ -118,16 +118,16 @@ class LanguageActorCritic(nn.Module):
         self.candidates, self.n_actions = names, len(names)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (masked where the batch has an `action_mask`) and values; equal texts are read once."""
+        """Return logits, masked if the batch has an `action_mask`, and values; equal texts are computed once."""
         texts = batch[self.channel]
-        assert isinstance(texts, Texts)
+        assert isinstance(texts, TextArray)
         prompts, places = texts.distinct()
         logits, value = self.read(prompts)
         places = places.to(logits.device)
         return categorical.mask_logits(logits[places], batch.get("action_mask")), value[places]
 
     def read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [n, n_actions] float32 and values [n] float32 of different prompts.
+        """Return logits [n, n_actions] float32 and values [n] float32 of distinct prompts.
 
         Raises:
             ConfigError: a prompt is too long for the model.
@@ -140,12 +140,13 @@ class LanguageActorCritic(nn.Module):
         return logits, self.critic(state).squeeze(-1)
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
-        """This process's part of a minibatch: samples of prompts of like length, at most `piece_tokens` at a time."""
+        """Yield this process's pieces of a minibatch, of prompts of similar length with at most `piece_tokens` tokens,
+        each with its share of the samples."""
         n, world = len(batch["action"]), self.processes.world_size
         prompts, places = batch[self.channel].distinct()
         lengths = self.scorer.lengths(prompts)
         groups: list[list[int]] = []
-        # Every process makes the same groups and computes each `world`-th of them; there should be some for each.
+        # Every process makes the same groups and computes each `world`-th; the budget gives each process some.
         budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
         for i in sorted(range(len(prompts)), key=lambda i: (-lengths[i], i)):
             if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= budget:
@@ -156,15 +157,15 @@ class LanguageActorCritic(nn.Module):
         for group in own:
             chosen = torch.isin(places, torch.tensor(group, device=places.device)).nonzero().squeeze(1)
             yield _picked(batch, chosen), len(chosen) / n
-        # At least one; as many as any process has, where they compute each other's layers.
+        # At least one piece; with sharded weights, as many as any process has.
         for _ in range(-(-len(groups) // world) - len(own) if self.divided else not own):
             yield _picked(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
 
     def divide(self) -> None:
-        """Let each process hold a part of the weights of the model's layers from now on (`sharding.shard`).
+        """Shard the weights of the model's layers over the processes from now on (`sharding.shard`).
 
         Raises:
-            ConfigError: see there.
+            ConfigError: see `sharding.shard`.
         """
         shard(self.language, self.processes)
         self.scorer.together = self.processes

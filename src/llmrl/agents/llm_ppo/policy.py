@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from llmrl.agents.llm_ppo.network import LanguageActorCritic
-from llmrl.core.processes import Processes
-from llmrl.core.records import Act
+from llmrl.core.processes import ProcessGroup
+from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 from llmrl.networks.memo import Memo
@@ -59,12 +59,12 @@ class LanguagePolicy(nn.Module):
         state: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
         logits, value = self._look(observation)
         action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
         log_prob, entropy = categorical.log_prob_entropy(logits, action)
-        return Act(action=action, log_prob=log_prob, value=value, logits=logits, entropy=entropy)
+        return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits, entropy=entropy)
 
     @torch.no_grad()
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -88,7 +88,7 @@ class LanguagePolicy(nn.Module):
         return shared(self.network.processes, prompts, self.network.read)
 
 
-def shared(processes: Processes, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+def shared(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
     """What `read` gives of all prompts, [n, ...], each of several processes having read its share of them."""
     if processes.world_size == 1:
         return read(prompts)

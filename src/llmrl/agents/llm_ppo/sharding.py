@@ -5,8 +5,8 @@ computes (torch's `fully_shard`, Zhao et al. 2023, arXiv 2304.11277). What is ou
 layer, heads) stays whole everywhere, and so does T5's position bias.
 
 While a block computes, all processes exchange its parts. So all of them must run the same number of forward passes,
-with the same number of gradients: `max(processes.everyone(n))` says how many; who has less to do computes something
-with weight 0.
+with the same number of gradients: `max(processes.all_gather_object(n))` says how many; who has less to do computes
+something with weight 0.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.processes import Processes
+from llmrl.core.processes import ProcessGroup
 
 
-def shard(model: nn.Module, processes: Processes) -> None:
+def shard(model: nn.Module, processes: ProcessGroup) -> None:
     """Divide the blocks of a transformers `model`, in place, before an optimiser is made of its parameters.
 
-    Gradients of blocks are sums over the processes then, as `Processes.sum_gradients` makes those of the rest.
+    Gradients of blocks are sums over the processes then, as `ProcessGroup.all_reduce_gradients` makes those of the
+    rest.
 
     Raises:
         ConfigError: there is one process alone, or it is not known what a block of this model is.

@@ -15,7 +15,7 @@ from llmrl.core.errors import Diverged
 from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Rollout
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of a parameter beside its step."""
@@ -24,7 +24,7 @@ STACKS = 32
 
 
 @runtime_checkable
-class LearnsByPPO(Protocol):
+class HasPPOLearner(Protocol):
     """An agent whose learning may be computed together with that of others like it."""
 
     @property
@@ -165,7 +165,7 @@ def sample_indices(shape: Sequence[int], societies: int, groups: int) -> torch.T
 
 def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
     """The agents' learners, if they can be computed together; their learning numbers may differ."""
-    learners = [agent.learner for agent in agents if isinstance(agent, LearnsByPPO)]
+    learners = [agent.learner for agent in agents if isinstance(agent, HasPPOLearner)]
     found = [ppo for ppo in learners if type(ppo) is PPO and type(ppo.policy) is SocietyPolicy]
     if len(found) < len(agents) or len({id(ppo.policy) for ppo in found}) < len(agents):
         return None

@@ -1,4 +1,4 @@
-"""Several societies side by side: each plays its own equal group of the games, and learns from it alone."""
+"""Several societies in one batch: each plays its own, equally large group of games and learns from it alone."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from torch.nn import functional
 
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
 from llmrl.core.protocols import Policy, unchanged
-from llmrl.core.records import Act
+from llmrl.core.records import PolicyOutput
 from llmrl.core.rollouts import Rollout
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.society import SocietyPolicy
+from llmrl.networks.multi_agent_policy import SocietyPolicy
 
 ROWS = 8
-"""Samples that a processor multiplies at once: 7 take it a fifth longer than 8."""
+"""Multiple to which samples are padded: products of 7 rows take a CPU a fifth longer than of 8."""
 
 
 class PartitionedPolicy:
-    """Policies that each play one of equal groups of games, in order, as one policy.
+    """Policy composed of policies that each play one group of games, in order; all groups are equally large.
 
-    Groups given one generator, all of them or some, draw the same random numbers for their actions (and start from the
-    same games, `VecEnv.reset`), so that what differs between them is what they were given to compare: common random
-    numbers.
+    Groups that share a generator draw the same random numbers for their actions. Started from the same games
+    (`VecEnv.reset`), they compare their policies under common random numbers.
 
-    Networks of one shape are computed in one batch, even one alone, so that what a policy does is the same, to the last
-    bit, whatever is beside it (`stacked_networks`). Their weights are put together once in a span of `unchanged`
-    (`Memoizing`), and at every call outside of one.
+    Networks of one shape, even a single one, are computed in one batch (`stacked_networks`). The output of a policy is
+    therefore the same to the last bit whatever other policies there are. Weights are stacked once within `unchanged`
+    (`Memoizing`), and at every call outside of it.
 
     Args:
-        policies: one a group.
-        games: of each group.
+        policies: policies, one for each group.
+        games: games of each group.
 
     Attributes:
-        stackable: whether they are computed in one batch.
+        stackable: whether the policies are computed in one batch.
     """
 
     def __init__(self, policies: Sequence[Policy], games: int) -> None:
@@ -45,12 +44,12 @@ class PartitionedPolicy:
         self.channels = policies[0].channels
         self.stackable = stackable_policies(policies)
         self._stacked: StackedPolicies | None = None
-        self._held = False  # inside of `unchanged`
-        self._current = False  # the stacked weights are those that the policies have in it
+        self._held = False  # inside `unchanged`
+        self._current = False  # the weights were stacked inside the present `unchanged`
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """As `Memoizing`: all policies stay as they are."""
+        """Promise that all policies stay unchanged within the `with` block, as in `Memoizing`."""
         with ExitStack() as spans:
             for policy in self.policies:
                 spans.enter_context(unchanged(policy))
@@ -69,7 +68,7 @@ class PartitionedPolicy:
         state: torch.Tensor | None = None,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         greedy: bool = False,
-    ) -> Act:
+    ) -> PolicyOutput:
         assert generator is not None
         own = [generator] * len(self.policies) if isinstance(generator, torch.Generator) else list(generator)
         if (stacked := self._stack(observation)) is not None:
@@ -78,7 +77,7 @@ class PartitionedPolicy:
         for i, policy in enumerate(self.policies):
             own[i].set_state(start[id(own[i])])
             acts.append(policy.act(self._own(observation, i), self._games(state, i), own[i], greedy))
-        return Act(
+        return PolicyOutput(
             action=torch.cat([act.action for act in acts]),
             log_prob=_joined([act.log_prob for act in acts]),
             value=_joined([act.value for act in acts]),
@@ -95,7 +94,7 @@ class PartitionedPolicy:
         return torch.cat([policy.values(self._own(observation, i), self._games(state, i)) for i, policy in policies])
 
     def _stack(self, observation: dict[str, torch.Tensor]) -> StackedPolicies | None:
-        """The policies as one, if that can be had."""
+        """Return the stacked policies with current weights; None if they cannot be stacked."""
         if not self.stackable:
             return None
         if self._stacked is None:
@@ -113,12 +112,12 @@ class PartitionedPolicy:
 
 
 class StackedPolicies:
-    """What `SocietyPolicy`s do that each play their own equal group of games, in order.
+    """Batched computation of `SocietyPolicy`s that each play their own, equally large group of games, in order.
 
     Args:
-        policies: `stackable_policies`, K of them, each with G networks of k agents.
-        games: of each.
-        observation: of all games, as they will come.
+        policies: K `stackable_policies`, each with G networks of k agents.
+        games: games of each policy.
+        observation: example observation of all games.
     """
 
     def __init__(self, policies: Sequence[SocietyPolicy], games: int, observation: dict[str, torch.Tensor]) -> None:
@@ -131,28 +130,28 @@ class StackedPolicies:
         self._stacks = [StackedNetwork(members[part]) for part in self._parts]
 
     def read(self) -> None:
-        """Take over the weights of the policies."""
+        """Copy the weights of the policies."""
         for stack in self._stacks:
             stack.read()
 
     @torch.inference_mode()
     def act(
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
-    ) -> Act:
-        """Actions of all games; groups whose generator is one object draw the same numbers."""
+    ) -> PolicyOutput:
+        """Return the actions of all games; groups that share a generator object draw the same numbers."""
         logits, value, features = self._play(observation)
         action = logits.argmax(-1) if greedy else categorical.choose(logits, self._uniform(logits, generators))
         log_prob, entropy = categorical.log_prob_entropy(logits, action)
         kept = features if self.policies[0].core_frozen else None
-        return Act(action, log_prob, value, kept, logits=logits, entropy=entropy)
+        return PolicyOutput(action, log_prob, value, kept, logits=logits, entropy=entropy)
 
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
-        """State values [n_envs, n_agents]."""
+        """Return state values [n_envs, n_agents]."""
         return self._play(observation)[1]
 
     def _play(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits [n_envs, n_agents, n_actions], values [n_envs, n_agents] and features [n_envs, n_agents, F]."""
+        """Return logits [n_envs, n_agents, n_actions], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
         samples = {name: self._dealt(x) for name, x in self.policies[0].extended(observation).items()}
         found = []
         for part, stack in zip(self._parts, self._stacks, strict=True):
@@ -166,7 +165,7 @@ class StackedPolicies:
         return logits, value, features
 
     def _dealt(self, x: torch.Tensor) -> torch.Tensor:
-        """[n_envs, n_agents, ...] -> [K * G, games * k, ...], and zeros up to a whole number of `ROWS`."""
+        """Map [n_envs, n_agents, ...] to [K * G, games * k, ...], padded with zeros to a multiple of `ROWS`."""
         k = x.shape[1] // self._groups
         split = x.reshape(-1, self.games, self._groups, k, *x.shape[2:])  # [K, games, G, k, ...]
         samples = split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
@@ -175,13 +174,13 @@ class StackedPolicies:
         return functional.pad(samples, (*[0, 0] * (samples.dim() - 2), 0, missing))
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """The reverse."""
+        """Invert `_dealt` for unpadded samples."""
         k = x.shape[1] // self.games
         split = x.reshape(-1, self._groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def _uniform(self, logits: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """The numbers that each policy would draw by itself (`categorical.sample`), [n_envs, n_agents, n_actions]."""
+        """Draw the numbers that each policy would draw alone (`categorical.sample`), [n_envs, n_agents, n_actions]."""
         shape = (self.games, *logits.shape[1:])
         drawn: dict[int, torch.Tensor] = {}
         for each in generators:
@@ -191,7 +190,7 @@ class StackedPolicies:
 
 
 def stackable_policies(policies: Sequence[object]) -> bool:
-    """Whether the policies are societies of networks of one shape that remember nothing."""
+    """Return whether the policies are societies of networks of one shape without memory."""
     found = [policy for policy in policies if type(policy) is SocietyPolicy and not policy.recurrent]
     if len(found) < len(policies):
         return False
@@ -200,7 +199,7 @@ def stackable_policies(policies: Sequence[object]) -> bool:
 
 
 def split(rollout: Rollout, groups: int) -> list[Rollout]:
-    """What each of equal groups of games saw, as a rollout of its own (views, no copies)."""
+    """Split a rollout into one rollout per group of games, `groups` equally large ones; tensors are views."""
     if groups == 1:
         return [rollout]
     games = rollout.reward.shape[1] // groups
@@ -219,11 +218,11 @@ def split(rollout: Rollout, groups: int) -> list[Rollout]:
                 base_reward=rollout.base_reward[:, own],
                 terminated=rollout.terminated[:, own],
                 truncated=rollout.truncated[:, own],
-                first=rollout.first[:, own],
+                episode_start=rollout.episode_start[:, own],
                 next_value=rollout.next_value[:, own],
                 info={name: x[:, own] for name, x in rollout.info.items()},
                 episodes=[episode for episode in rollout.episodes if episode.game // games == i],
-                exposure=None if rollout.exposure is None else rollout.exposure[:, own],
+                reward_jacobian=None if rollout.reward_jacobian is None else rollout.reward_jacobian[:, own],
                 state=None if rollout.state is None else rollout.state[own],
             )
         )

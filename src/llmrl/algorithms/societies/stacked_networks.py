@@ -1,10 +1,10 @@
-"""Networks of one shape as one network whose parameters have one more axis, so that all are computed at once.
+"""Stacked networks: networks of one shape as one network whose parameters have one more axis, computed at once.
 
-What comes out for a network does not depend on which others are stacked with it, nor on how many: not in the last bit.
-A run among others in a sweep then has the numbers of a run alone. Three things make it so, on one thread: products are
-batched, one weight a network, with widths filled up with zeros to whole lines of memory, since libraries compute with
-other instructions where a row begins elsewhere; convolutions are made one network after the other, as a grouped one
-chooses its method by the number of groups; and Adam and sums go along each network's own numbers.
+The output for a network does not depend, even in the last bit, on the networks stacked with it or on their number. A
+run within a sweep then equals a run alone. On one thread, three properties ensure this. Products are batched, one
+weight per network, with widths padded with zeros to whole cache lines, because libraries choose instructions by
+alignment. Convolutions run one network after the other, because a grouped convolution chooses its method by the number
+of groups. Adam and sums run along each network's own numbers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.nn import functional
 
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.cnn import PixelCore
-from llmrl.networks.maps import GridCore, OneHots, PlanesCore, StridedConvolution
+from llmrl.networks.grid_cores import GridCore, OneHots, PlanesCore, StridedConvolution
 
 CELLS = 12_000
-"""Cells of maps or pictures that a processor takes in at once: with more, what is computed leaves its cache."""
+"""Most cells of maps or images in one batch on a CPU, so that intermediate results stay in its cache."""
 SAMPLES = 8192
-"""Samples that a processor takes in at once, likewise."""
+"""Most samples in one batch on a CPU, for the same reason."""
 LINE = 16
-"""float32 numbers in a line of memory."""
+"""float32 numbers in a cache line."""
 
 _KNOWN = (
     *(ActorCritic, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
@@ -36,7 +36,7 @@ _KNOWN = (
 
 
 class StackedLinear(nn.Module):
-    """`nn.Linear` of k networks: [k, n, n_in] -> [k, n, n_out]. Its weights are [k, n_out, n_in] and zeros beyond."""
+    """`nn.Linear` of k networks: [k, n, n_in] -> [k, n, n_out], with weights [k, n_out, n_in] padded with zeros."""
 
     def __init__(self, layer: nn.Linear, k: int) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class StackedLinear(nn.Module):
 
 
 class StackedConv2d(nn.Module):
-    """`nn.Conv2d` of k networks, one after the other: [k, n, c_in, h, w] -> [k, n, c_out, h', w']. A network's weights
-    are one row."""
+    """`nn.Conv2d` of k networks, one after the other: [k, n, c_in, h, w] -> [k, n, c_out, h', w']. Each network's
+    weights are one row."""
 
     def __init__(self, layer: nn.Conv2d, k: int) -> None:
         super().__init__()
@@ -75,16 +75,16 @@ class StackedConv2d(nn.Module):
 
 
 class StackedNetwork:
-    """k networks of one shape, computed at once.
+    """Stack of k networks of one shape, computed at once.
 
-    It has weights of its own, which `read` takes from the networks and `write` gives back.
+    The stack has its own copy of the weights. `read` copies them from the networks, `write` copies them back.
 
     Args:
-        members: the networks; `stackable`.
+        members: the networks, which must be `stackable`.
 
     Attributes:
-        network: called with samples [k, n, ...], it gives logits [k, n, n_actions] and values [k, n].
-        parameters: each of its parameters [k, ...], with the members' and the places in it that these stand at.
+        network: stacked network, from samples [k, n, ...] to logits [k, n, n_actions] and values [k, n].
+        parameters: each stacked parameter [k, ...] with the list of the members' own parameters.
     """
 
     def __init__(self, members: Sequence[ActorCritic]) -> None:
@@ -101,17 +101,17 @@ class StackedNetwork:
 
     @torch.no_grad()
     def read(self) -> None:
-        """Take over the weights of the networks."""
+        """Copy the weights of the networks into the stack."""
         torch._foreach_copy_(self._places, self._members)
 
     @torch.no_grad()
     def write(self) -> None:
-        """Give the networks these weights."""
+        """Copy the weights of the stack into the networks."""
         torch._foreach_copy_(self._members, self._places)
 
 
 def places(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
-    """Where numbers of the shape of `single` stand in each row of a `stacked` parameter or its moments: views."""
+    """Return views, one per network, of the part of a `stacked` parameter or moment that has the shape of `single`."""
     if stacked.dim() == single.dim() + 1:
         inner = tuple(slice(0, n) for n in single.shape)
         return [row[inner] for row in stacked.unbind()]
@@ -119,9 +119,9 @@ def places(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
 
 
 def stackable(networks: Sequence[nn.Module]) -> bool:
-    """Whether the networks compute the same function of their parameters and samples, one that can be stacked.
+    """Return whether the networks have the same architecture and buffers, and only layers that can be stacked.
 
-    Not so with a memory or a `film` core, whose work depends on the samples.
+    Networks with a memory or a `film` core cannot, because their computation depends on the samples.
     """
     first = list(networks[0].named_modules())
     if not all(type(module) in _KNOWN for _, module in first) or type(networks[0]) is not ActorCritic:
@@ -137,12 +137,12 @@ def stackable(networks: Sequence[nn.Module]) -> bool:
 
 
 def stacks(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
-    """Which of the networks to stack together so that what is computed stays in the processor's cache.
+    """Return slices of networks to stack together, such that on a CPU intermediate results stay in its cache.
 
     Args:
-        networks: `stackable`.
-        samples: that each is given at once.
-        cells: of a sample's map or picture (`cells_of`); 0: it has none.
+        networks: the networks, which must be `stackable`.
+        samples: samples per network in one batch.
+        cells: cells of a sample's map or image (`cells_of`); 0: there is none.
     """
     largest = n = len(networks)
     if next(networks[0].parameters()).device.type == "cpu":
@@ -154,7 +154,7 @@ def stacks(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[sl
 
 
 def cells_of(network: ActorCritic, observation: dict[str, torch.Tensor]) -> int:
-    """Cells of a sample's map or picture, where the network convolves one, among channels [..., height, width, k]."""
+    """Return the cells of the map or image [..., height, width, k] that the network convolves; 0 if it has none."""
     if network.image is None or network.image not in observation:
         return 0
     if not any(isinstance(layer, nn.Conv2d) for layer in network.core.modules()):
@@ -178,12 +178,12 @@ def _parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
 
 
 def _filled(n: int) -> int:
-    """Numbers in as many whole lines of memory as `n` numbers need."""
+    """Round `n` up to whole cache lines of numbers."""
     return -(-n // LINE) * LINE
 
 
 def _traits(network: nn.Module) -> list[object]:
-    """What must be the same in networks that are stacked."""
+    """Return what must be equal in stacked networks."""
     return [*_shapes(network), *((name, type(module), module.extra_repr()) for name, module in network.named_modules())]
 
 

@@ -1,4 +1,4 @@
-"""A `VecEnv` of agents that are alone in their games as Gymnasium has it: one game, or many."""
+"""A `VecEnv` with one agent per game as a Gymnasium `Env` (one game) or `VectorEnv` (many games)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from gymnasium.vector.utils import batch_space
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import on_host
-from llmrl.envs.adapters.spaces import action_space, actions_of, info_of, observation_space, seen_by, seen_by_all
+from llmrl.envs.adapters.gymnasium_spaces import (
+    action_space,
+    actions_of,
+    info_of,
+    observation_space,
+    seen_by,
+    seen_by_all,
+)
 
 
 def _check_alone(env: VecEnv) -> None:
@@ -26,15 +33,15 @@ def _check_alone(env: VecEnv) -> None:
 class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
     """A `VecEnv` of one game with one agent as a Gymnasium `Env`.
 
-    Every info holds the metrics of the step (`EnvSpec.metrics`) and `base_reward`. The mechanism is set on the wrapped
+    The info of a step contains its metrics (`EnvSpec.per_step`) and `base_reward`. The mechanism is set on the wrapped
     environment, `adapter.env.set_mechanism(values)`.
 
     Args:
-        env: the environment.
-        render_mode: `rgb_array`, or None.
+        env: environment to wrap.
+        render_mode: `rgb_array`, or None for no rendering.
 
     Raises:
-        ConfigError: an environment of more than one game or more than one agent.
+        ConfigError: the environment has more than one game or more than one agent.
     """
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -51,7 +58,9 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`options` may hold `context`, an index into `EnvSpec.contexts`."""
+        """Start an episode; return the observation and an empty info.
+
+        `options` may contain `context`, an index into `EnvSpec.contexts`."""
         super().reset(seed=seed)
         if options and "context" in options:
             self.env.set_context(options["context"])
@@ -73,15 +82,15 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
 class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
     """A `VecEnv` of games with one agent each as a Gymnasium `VectorEnv`.
 
-    A game that ended begins its next episode in the following step, whose action means nothing and whose reward is 0
-    (`AutoresetMode.NEXT_STEP`). Infos hold the metrics of the step and `base_reward`, each [num_envs].
+    A game that ended begins its next episode in the following step, whose action is ignored and whose reward is 0
+    (`AutoresetMode.NEXT_STEP`). Infos contain the metrics of the step and `base_reward`, each [num_envs].
 
     Args:
-        env: the environment.
-        render_mode: `rgb_array`, which draws every game, or None.
+        env: environment to wrap.
+        render_mode: `rgb_array`, which renders every game, or None for no rendering.
 
     Raises:
-        ConfigError: an environment of more than one agent.
+        ConfigError: the environment has more than one agent.
     """
 
     metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -100,10 +109,12 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """One seed is that of all games together. `options` may hold `context`, an index into `EnvSpec.contexts`.
+        """Start an episode in every game; return observations and an empty info.
+
+        One `seed` seeds all games. `options` may contain `context`, an index into `EnvSpec.contexts`.
 
         Raises:
-            ConfigError: several seeds.
+            ConfigError: `seed` is a list.
         """
         if isinstance(seed, list):
             raise ConfigError("the games of one environment share a stream of random numbers: give one seed")

@@ -10,7 +10,7 @@ from pettingzoo import ParallelEnv
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
-from llmrl.envs.adapters.spaces import action_space, actions_of, info_of, observation_space, seen_by
+from llmrl.envs.adapters.gymnasium_spaces import action_space, actions_of, info_of, observation_space, seen_by
 
 Space = spaces.Space[Any]
 ByAgent = dict[str, dict[str, Any]]
@@ -19,16 +19,16 @@ ByAgent = dict[str, dict[str, Any]]
 class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[misc]
     """A `VecEnv` of one game as a PettingZoo `ParallelEnv`: `ParallelAdapter(EscapeRoom(seeds, n_envs=1))`.
 
-    Agents have the names of `EnvSpec.agent_names`, or `player_0`, `player_1`, ... Every agent's info holds the metrics
-    of the step (`EnvSpec.metrics`) and the agent's own `base_reward`. The mechanism is set on the wrapped environment,
-    `adapter.env.set_mechanism(values)`, before or during an episode.
+    Agents have the names in `EnvSpec.agent_names`, or `player_0`, `player_1`, ... After a step, every agent's info
+    contains the metrics of the step (`EnvSpec.per_step`) and the agent's `base_reward`. The mechanism is set on the
+    wrapped environment, `adapter.env.set_mechanism(values)`, before or during an episode.
 
     Args:
-        env: the environment.
-        render_mode: `rgb_array`, or None.
+        env: environment to wrap.
+        render_mode: `rgb_array`, or None for no rendering.
 
     Raises:
-        ConfigError: an environment of more than one game.
+        ConfigError: the environment has more than one game.
     """
 
     def __init__(self, env: VecEnv, render_mode: str | None = "rgb_array") -> None:
@@ -51,7 +51,9 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[ByAgent, ByAgent]:
-        """`options` may hold `context`, an index into `EnvSpec.contexts`."""
+        """Start an episode; return observations and infos by agent.
+
+        `options` may contain `context`, an index into `EnvSpec.contexts`."""
         if options and "context" in options:
             self.env.set_context(options["context"])
         observation = self.env.reset(seed=seed)

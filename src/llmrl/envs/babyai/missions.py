@@ -6,7 +6,7 @@ import functools
 import re
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.babyai.words import ENGLISH, FRENCH
+from llmrl.envs.babyai.language import ENGLISH, FRENCH
 
 _COLOURS = ENGLISH.colours[""]
 _THING = re.compile(

@@ -1,4 +1,4 @@
-"""What an agent of MiniGrid sees, in sentences: the rules of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662)."""
+"""Views of MiniGrid agents as sentences, by the rules of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import functools
 
 import numpy as np
 
-from llmrl.envs.babyai.words import LANGUAGES, N_COLOURS, N_STATES, PORTABLE, TYPES
+from llmrl.envs.babyai.language import LANGUAGES, N_COLOURS, N_STATES, PORTABLE, TYPES
 
 _EMPTY, _WALL = TYPES.index("empty"), TYPES.index("wall")
 _PORTABLE = np.isin(np.arange(len(TYPES)), [TYPES.index(kind) for kind in PORTABLE])
 
 
-class Teller:
-    """Puts views of `width` x `height` cells into sentences, many at once.
+class ViewDescriber:
+    """A converter of views of `width` x `height` cells into sentences, many views at once.
 
-    The sentences are, in this order: what is carried; the nearest walls ahead, left and right, where nothing is before
-    them; every object in view, from left to right and from far to near.
+    The sentences are about, in this order: the carried object; the nearest walls ahead, left and right, unless an
+    object is in front of them; every object in view, from left to right and from far to near.
 
     Args:
         language: `en` or `fr`.
-        width, height: cells of a view. The agent stands in the middle of the nearest row and looks away from it.
+        width, height: size of a view, cells. The agent is in the middle of the nearest row and looks ahead.
     """
 
     def __init__(self, language: str, width: int, height: int) -> None:
@@ -38,8 +38,9 @@ class Teller:
         self._walls = [[self._words.wall.format(steps=n, way=way) for n in steps] for way in self._words.ways]
 
     def tell(self, views: np.ndarray) -> list[list[str]]:
-        """The sentences about each of n views, [n, width, height, 3] codes (type, colour, state); x from left to right,
-        y from far to near."""
+        """Return the sentences about each of n views [n, width, height, 3], codes of type, colour and state.
+
+        The axis x goes from left to right, y from far to near."""
         kinds = views[..., 0]
         told: list[list[str]] = [[] for _ in range(len(views))]
         own = views[:, self._ax, self._ay]
@@ -55,7 +56,7 @@ class Teller:
             for game, n in zip(walled.tolist(), (first[walled] + 1).tolist(), strict=True):
                 told[game].append(sentences[n])
         shown = (kinds > _WALL) & self._others
-        # Views are cut at each cell's three bytes, so that an object is one number.
+        # One number for each object (its three codes) at its place.
         codes = (views[shown].astype(np.int64) @ self._weights) + np.broadcast_to(self._place, kinds.shape)[shown]
         seen = self._seen
         for game, code in zip(np.nonzero(shown)[0].tolist(), codes.tolist(), strict=True):
@@ -80,18 +81,18 @@ class Teller:
 
 
 @functools.cache
-def teller(language: str, width: int, height: int) -> Teller:
-    """The one that remembers the sentences about views of this size."""
-    return Teller(language, width, height)
+def view_describer(language: str, width: int, height: int) -> ViewDescriber:
+    """Return the cached converter for views of this size, which caches sentences."""
+    return ViewDescriber(language, width, height)
 
 
 def sentences(image: np.ndarray, language: str = "en") -> list[str]:
-    """The sentences about one view, [width, height, 3]."""
-    return teller(language, *image.shape[:2]).tell(image[None])[0]
+    """Return the sentences about one view, [width, height, 3]."""
+    return view_describer(language, *image.shape[:2]).tell(image[None])[0]
 
 
 def carried(image: np.ndarray) -> str:
-    """What the agent holds, `red key`; empty if nothing. The view shows it in the agent's own cell."""
+    """Return the object that the agent carries, e.g. `red key`, from the agent's own cell of a view; empty if none."""
     cell = image[image.shape[0] // 2, image.shape[1] - 1]
     kind, colour = TYPES[int(cell[0])], LANGUAGES["en"].colours[""]
     return f"{colour[int(cell[1])]} {kind}" if kind in PORTABLE else ""

@@ -1,4 +1,4 @@
-"""BabyAI-Text as a wrapper of one environment, for users of plain Gymnasium."""
+"""BabyAI-Text as a Gymnasium wrapper of one environment."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, SupportsFloat
 import gymnasium
 from minigrid.minigrid_env import MiniGridEnv
 
+from llmrl.envs.babyai.language import LanguageName
 from llmrl.envs.babyai.sentences import sentences
-from llmrl.envs.babyai.words import LanguageName
 
 
 class BabyAIText(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds `info["descriptions"]` to any level of MiniGrid or BabyAI: what the agent sees, as a list of sentences.
+    """A wrapper that adds `info["descriptions"]` to a level of MiniGrid or BabyAI: the agent's view as sentences.
 
     >>> env = BabyAIText(gymnasium.make("llmrl.envs.babyai.registration:BabyAI-MixedTrainLocal-v0", kind="goto"))
     >>> env.reset(seed=0)[1]["descriptions"][0]
     'You see a wall 2 steps left'
 
     Args:
-        env: the level; whatever is between it and this wrapper leaves its `image` as it is.
-        language: of the sentences, `en` or `fr`.
+        env: level to wrap; wrappers inside this one must leave its observation `image` unchanged.
+        language: language of the sentences, `en` or `fr`.
 
     Raises:
-        TypeError: `env` is no level of MiniGrid.
+        TypeError: `env` is no level of MiniGrid or BabyAI.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], language: LanguageName = "en") -> None:

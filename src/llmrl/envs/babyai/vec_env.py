@@ -1,4 +1,4 @@
-"""BabyAI-Text as a `VecEnv`: many games of a level, seen as prompts, as symbols, or through the bot's eyes."""
+"""BabyAI-Text as a `VecEnv`: many games of a level, observed as prompts, as symbols, or with the bot's advice."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Aggregate, Channel, EnvSpec, GameText
+from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.babyai.games import LevelGames, to_minigrid
+from llmrl.envs.babyai.language import LANGUAGES, LanguageName, action_names, tokens, vocabulary
+from llmrl.envs.babyai.level_games import LevelGames, to_minigrid
 from llmrl.envs.babyai.missions import in_french
-from llmrl.envs.babyai.prompts import Prompts, Template
-from llmrl.envs.babyai.sentences import teller
-from llmrl.envs.babyai.words import LANGUAGES, LanguageName, action_names, tokens, vocabulary
-from llmrl.envs.guard import guarded
-from llmrl.envs.gym.games import GameMaker
-from llmrl.envs.gym.replayed import Replayed
+from llmrl.envs.babyai.prompt_builder import PromptBuilder, Template
+from llmrl.envs.babyai.sentences import view_describer
+from llmrl.envs.env_errors import guarded
+from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.replayable import ReplayableEnv
 
 if TYPE_CHECKING:
     from llmrl.envs.babyai.experts import Experts
@@ -30,59 +30,57 @@ Kind = Literal["per_episode", "goto", "pickup", "open", "putnext", "seq", "legac
 Sampling = Literal["direct", "rejection"]
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
-"""Of the numbers of words in `mission`; words of the vocabulary begin at the last one."""
+"""Codes in the channel `mission`: padding, a word outside the vocabulary, and the vocabulary's first word."""
 _MISSION, _LONG_MISSION = 24, 72
-"""Words of the longest missions: of most levels, and of those that join up to four clauses."""
+"""Maximum number of words of a mission: in most levels, and in levels that join up to four clauses."""
 _CODES = (11, 6, 3)
 
 
-class BabyAIEnv(Replayed):
-    """`n_envs` games of one agent each.
+class BabyAIEnv(ReplayableEnv):
+    """A vectorised environment of `n_envs` games with one agent each.
 
-    **Observation.** Computed only where somebody asks for it (`provide`); until then, all of it.
+    **Observation.** After the first call of `provide`, only the requested channels; before it, all of them.
 
     - `prompt` [n_envs, 1] of str: the actions, the mission, and the last observations with the actions between them.
-    - `text` [n_envs, 1] of str: the mission and what is seen now, as JSON.
-    - `view` [n_envs, 1, v, v, 3] uint8: what MiniGrid shows, codes of type, colour and state; v is 7 but for a few
-      levels.
-    - `mission` [n_envs, 1, 24] int64 (72 where missions are long): its words as places in `vocabulary` plus 2; 0 is
-      padding, 1 a word that is none of them.
-    - `expert` [n_envs, 1] int64: the action that MiniGrid's bot would take; -1 where it gave up, or would take one that
-      the agent does not have. Only for BabyAI's levels.
+    - `text` [n_envs, 1] of str: the mission and the current view in words, as JSON.
+    - `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view, codes of type, colour and state; v is 7 in most levels.
+    - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): indices of its words in `vocabulary` plus 2; 0
+      is padding, 1 a word outside the vocabulary.
+    - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot gave up, or if the agent does not have
+      that action. Only in BabyAI's levels.
 
-    **Action.** Names whose places are MiniGrid's actions: left, right, forward, pick up, drop, toggle, and nothing from
-    the seventh on.
+    **Action.** Indices of names that stand for MiniGrid's actions in this order: left, right, forward, pick up, drop,
+    toggle; names from the seventh on do nothing.
 
-    **Reward.** Of the step that fulfils the mission, `reward_scale` times what the level gives: 1 - 0.9 t / T in step t
-    of at most T; `base_reward` is the level's own. T depends on the mission.
+    **Reward.** In the step that fulfils the mission, `reward_scale` times the level's reward, which is 1 - 0.9 t / T in
+    step t of at most T; `base_reward` is the level's reward. T depends on the mission.
 
     Args:
         seeds: the environment's node of the seed tree.
         level: Gymnasium's id of a level of MiniGrid or BabyAI (docs/babyai_text.md).
-        name: what messages call it; None: the level.
+        name: name of the environment in messages; None: `level`.
         kwargs: arguments of the level.
-        kind: what is to be done, in levels of several kinds: drawn from the seed of each episode, one of them, or
-            drawn once for each game (`legacy`, as published).
-        sampling: how levels whose missions must not be about everything are drawn (`TextLevel`).
-        language: of prompts, descriptions, missions and actions.
-        actions: a set of names, or a list of them.
-        replace: texts to put in place of others, one after another, in prompts, texts and missions.
-        history: observations that a prompt shows.
-        template: how a prompt is laid out.
-        reward_scale: see above.
+        kind: kind of mission in levels with several kinds: drawn from the seed of each episode (`per_episode`), one of
+            the kinds, or drawn once for each game (`legacy`, as published).
+        sampling: how levels that exclude some missions are drawn (`TextLevel`).
+        language: language of prompts, descriptions, missions and actions.
+        actions: name of a set of action names, or a list of names.
+        replace: replacements of texts, applied one after another to prompts, texts and missions.
+        history: number of observations in a prompt.
+        template: layout of a prompt.
+        reward_scale: factor of the reward.
         n_envs: games in lock step.
         horizon: steps after which an episode is truncated; None: the mission's own number.
-        render: be able to draw games. Videos need it.
-        trust: which modules `level` may name.
+        render: whether `render` works, as videos need.
+        trust: modules that `level` may name.
 
     Attributes:
-        missions: of each game, in words.
-        kinds: of each game's episode; empty texts where the level has one kind only.
-        separable: whether an episode is the same in whichever game it is played.
+        missions: mission of each game, in words.
+        kinds: kind of mission of each game's episode; empty texts in levels of one kind.
+        separable: whether an episode does not depend on the game in which it is played.
 
     Raises:
-        ConfigError: no such level, an argument it does not take, missions that have no French words, or two actions of
-            one name.
+        ConfigError: unknown level, invalid argument, missions without a French translation, or repeated action names.
     """
 
     def __init__(
@@ -106,15 +104,15 @@ class BabyAIEnv(Replayed):
     ) -> None:
         super().__init__(n_envs, seeds.integer("games"))
         self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs", "__class__")}
-        # Where each game drew its kind once, what an episode is depends on the game that it is played in.
+        # With one kind for each game, an episode depends on the game in which it is played.
         self.separable = kind != "legacy"
         self._language, self._scale = language, reward_scale
         self._names = action_names(language, actions)
         makers = _makers(level, dict(kwargs or {}), kind, sampling, horizon, n_envs, seeds, trust)
         self._games = LevelGames(makers, render)
-        self._teller = teller(language, self._games.size, self._games.size)
+        self._teller = view_describer(language, self._games.size, self._games.size)
         self._format = (language, template, self._names, history, dict(replace or {}))
-        self._prompts = Prompts(n_envs, *self._format)
+        self._prompts = PromptBuilder(n_envs, *self._format)
         self._words = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
         possible = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
         self._several = possible if kind in ("per_episode", "legacy") and len(possible) > 1 else set()
@@ -136,7 +134,7 @@ class BabyAIEnv(Replayed):
     def _describe(self, name: str, longest: int) -> EnvSpec:
         words, size = LANGUAGES[self._language], self._games.size
         does = [words.does[min(i, len(words.does) - 1)] for i in range(len(self._names))]
-        text = GameText(
+        text = EnvDescription(
             goal=words.play,
             observation=(("mission", words.mission), ("view", words.view)),
             actions=tuple(zip(self._names, does, strict=True)),
@@ -170,17 +168,14 @@ class BabyAIEnv(Replayed):
         return [str(getattr(env, "kind", "")) if self._games.kinds else "" for env in self._games.envs]
 
     def one_game(self) -> BabyAIEnv:
-        """Return the same environment with one game, which goes on by itself."""
-        game: Any = BabyAIEnv(**self._made_of, n_envs=1)
-        made: BabyAIEnv = guarded(game)  # type: ignore[assignment]
-        return made
+        """Return the same environment with a single independent game."""
+        return guarded(BabyAIEnv(**self._made_of, n_envs=1))
 
     def provide(self, channels: Sequence[str]) -> None:
-        """Observe these channels, too, from now on; the first time, these alone.
+        """Add these channels to the observations from now on. The first call removes all other channels.
 
         Raises:
-            ConfigError: the bot is asked for where there is none, or where the agent has too few actions for what it
-                is to do.
+            ConfigError: `expert` is requested in a level without the bot, or with too few actions for its missions.
         """
         if "expert" in channels:
             self._check_expert()
@@ -194,7 +189,7 @@ class BabyAIEnv(Replayed):
         elif self._experts is None:
             self._hire()
         if fresh & {"prompt", "text", "expert"} and self._begun.any():
-            # What was seen on the way matters to these.
+            # These depend on the episode's earlier observations, so episodes are replayed.
             self.load_state_dict(self.state_dict())
 
     def _check_expert(self) -> None:
@@ -231,11 +226,11 @@ class BabyAIEnv(Replayed):
             self.missions[i] = self._prompts.replaced(said)
             self._mission_ids[i] = self._numbers(self.missions[i])
             if self._reads:
-                # Prompts replace by themselves, and that once.
+                # The prompt builder applies the replacements itself, and they must be applied only once.
                 self._prompts.start(i, said, self._told[i])
 
     def _numbers(self, mission: str) -> np.ndarray:
-        """The words of a mission as numbers, padded."""
+        """Return the words of a mission as codes, padded."""
         numbers = np.zeros(self._mission_ids.shape[1], dtype=np.int64)
         words = tokens(mission)
         if len(words) > len(numbers):
@@ -298,15 +293,16 @@ class BabyAIEnv(Replayed):
         return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
-        """The prompt of a player with the mission `goal` that has seen `observations` (sentences each), oldest first,
-        and done `actions` between them, one fewer.
+        """Return the prompt for a mission `goal` after `observations` (a list of sentences each), oldest first.
+
+        `actions` are the names of the actions between them, one fewer.
 
         Raises:
-            ConfigError: an action is none of the environment's.
+            ConfigError: unknown action.
         """
         if unknown := [name for name in actions if name not in self._names]:
             raise ConfigError(f"{unknown[0]!r} is none of the actions {', '.join(self._names)}")
-        prompts = Prompts(1, *self._format)
+        prompts = PromptBuilder(1, *self._format)
         prompts.start(0, goal, observations[0])
         for action, seen in zip(actions, observations[1:], strict=True):
             prompts.go_on(0, self._names.index(action), seen)
@@ -314,7 +310,7 @@ class BabyAIEnv(Replayed):
 
     @property
     def bots_that_gave_up(self) -> int:
-        """Episodes in which the bot had no advice any more."""
+        """Number of episodes in which the bot gave up."""
         return 0 if self._experts is None else self._experts.gave_up
 
     def render(self, index: int = 0) -> np.ndarray:
@@ -333,8 +329,8 @@ def _makers(
     n: int,
     seeds: Seeds,
     trust: Trust,
-) -> list[GameMaker]:
-    """What makes each game."""
+) -> list[EnvFactory]:
+    """Return the factory of each game."""
     import llmrl.envs.babyai.registration  # noqa: F401
 
     kinds = _kinds(level)
@@ -344,18 +340,18 @@ def _makers(
                 f"env.kind={kind}: the missions of env.level={level} are of one kind; only the levels of BabyAI-Text "
                 "(BabyAI-MixedTrainLocal-v0, ...) have several"
             )
-        return [GameMaker(level, kwargs, horizon, trust=trust)] * n
+        return [EnvFactory(level, kwargs, horizon, trust=trust)] * n
     own = {"sampling": sampling, **kwargs}
     if kind == "legacy":
         drawn = seeds.numpy("kinds").integers(len(kinds), size=n).tolist()
-        return [GameMaker(level, {"kind": kinds[k], **own}, horizon) for k in drawn]
+        return [EnvFactory(level, {"kind": kinds[k], **own}, horizon) for k in drawn]
     if kind != "per_episode" and kind not in kinds:
         raise ConfigError(f"env.kind={kind}: env.level={level} has {', '.join(kinds)}")
-    return [GameMaker(level, {"kind": kind, **own}, horizon)] * n
+    return [EnvFactory(level, {"kind": kind, **own}, horizon)] * n
 
 
 def _kinds(level: str) -> tuple[str, ...]:
-    """The kinds of missions of a level of BabyAI-Text; none of any other."""
+    """Return the kinds of missions of a level of BabyAI-Text; empty for other levels."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 

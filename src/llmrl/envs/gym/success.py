@@ -1,4 +1,4 @@
-"""What makes an episode a success."""
+"""The criterion for a successful episode."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Literal
 from llmrl.core.errors import ConfigError
 
 Success = Literal["return", "reward", "terminated"]
-"""The return of the episode is at least a number, the reward of one of its steps is, or it ended by itself."""
+"""Quantity to judge: return of the episode, highest reward of a step, or whether the episode terminated."""
 
 
 @dataclass(frozen=True)
-class Criterion:
-    """An episode is a success if its `kind` is at least `at`, or if it `terminated` (then `at` is None).
+class SuccessCriterion:
+    """A criterion: the return or the highest reward is at least `at`, or the episode terminated (`at` is None).
 
     Raises:
-        ConfigError: a kind that needs a number has none, or one that needs none has one.
+        ConfigError: `at` is missing, or is given with the kind `terminated`.
     """
 
     kind: Success
@@ -30,8 +30,12 @@ class Criterion:
             )
 
     @classmethod
-    def of(cls, kind: Success | None, at: float | None) -> Criterion | None:
-        """None where there is no `kind`; then there must be no number either."""
+    def of(cls, kind: Success | None, at: float | None) -> SuccessCriterion | None:
+        """Return the criterion, or None if `kind` is None.
+
+        Raises:
+            ConfigError: `kind` and `at` do not fit each other.
+        """
         if kind is None and at is not None:
             raise ConfigError(
                 f"env.success=null and env.success_at={at}: success=return and success=reward need a number "
@@ -40,16 +44,16 @@ class Criterion:
         return None if kind is None else cls(kind, at)
 
     def __str__(self) -> str:
-        """`terminated`, `return >= 475`, `reward >= 0.01`."""
+        """Return the criterion as text: `terminated`, `return >= 475`, `reward >= 0.01`."""
         return self.kind if self.at is None else f"{self.kind} >= {self.at:g}"
 
     def judge(self, returned: Any, best_reward: Any, terminated: Any) -> Any:
-        """Whether an episode is a success; of many episodes, elementwise.
+        """Return whether an episode is a success; for arrays of episodes, elementwise.
 
         Args:
-            returned: its return.
-            best_reward: the highest reward of a step.
-            terminated: whether it ended by itself.
+            returned: return of the episode.
+            best_reward: highest reward of a step.
+            terminated: whether the episode terminated.
         """
         if self.kind == "terminated":
             return terminated

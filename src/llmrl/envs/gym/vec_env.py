@@ -1,4 +1,4 @@
-"""Any Gymnasium environment as a `VecEnv`: many games of it in lock step."""
+"""`GymnasiumEnv`: many games of any Gymnasium environment as one `VecEnv`."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Observation, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import ActionNumbers, Channel, EnvSpec
+from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.guard import guarded
+from llmrl.envs.env_errors import guarded
+from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
+from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
-from llmrl.envs.gym.games import GameMaker
-from llmrl.envs.gym.progress import Progress
-from llmrl.envs.gym.protocols import Describer, Engine
-from llmrl.envs.gym.replayed import Replayed
-from llmrl.envs.gym.spaces import action_numbers, observation_channels, to_actions
-from llmrl.envs.gym.stock import StockGames
-from llmrl.envs.gym.success import Criterion, Success
+from llmrl.envs.gym.gymnasium_games import GymnasiumGames
+from llmrl.envs.gym.interfaces import Describer, Engine
+from llmrl.envs.gym.replayable import ReplayableEnv
+from llmrl.envs.gym.return_scale import ReturnScale
+from llmrl.envs.gym.success import Success, SuccessCriterion
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import gymnasium
 
-    from llmrl.envs.gym.episodes import Evaluator
+    from llmrl.envs.gym.evaluator import GymEvaluator
 
 
-class GymnasiumEnv(Replayed):
-    """`n_envs` games of one agent each.
+class GymnasiumEnv(ReplayableEnv):
+    """A vectorised environment of `n_envs` games with one agent each.
 
     **Observation.** `vector` [n_envs, 1, k] float32: every number of the observation, categories one-hot; `state`
-    [n_envs, 1] int64 where the observation is one of several states; `pixels` where it is a picture; `text` [n_envs, 1]
-    where the game has been put into words; `action_mask` [n_envs, 1, n_actions] bool where the environment tells which
-    actions are legal (`info["action_mask"]`).
+    [n_envs, 1] int64 if the observation is a state index; `pixels` if it is an image; `text` [n_envs, 1] if the game
+    has a text interface; `action_mask` [n_envs, 1, n_actions] bool if the environment reports legal actions
+    (`info["action_mask"]`).
 
-    **Action.** One of `n_actions`, or several numbers (`spec.numbers`), which are clipped to their bounds.
+    **Action.** One of `n_actions`, or several numbers (`spec.continuous_actions`), which are clipped to their bounds.
 
     **Reward.** The environment's own.
 
-    A game goes on exactly after a resume: its episode is played again from its seed, action for action. That holds for
-    environments that are a function of both; those of Gymnasium that keep more (BipedalWalker, CarRacing) are made
-    anew for each episode, and others of the kind cannot be told from outside.
+    After a resume, a game continues exactly: its episode is replayed from its seed and actions. This requires an
+    environment whose episodes depend on these alone. Gymnasium's environments that keep state across resets
+    (BipedalWalker, CarRacing) are rebuilt for each episode; other such environments cannot be detected.
 
     Args:
         seeds: the environment's node of the seed tree.
         id: Gymnasium's id of the environment.
-        name: what messages call it.
+        name: name of the environment in messages; None: `id`.
         kwargs: arguments of the environment.
         n_envs: games in lock step.
         horizon: steps after which an episode is truncated; None: the environment's own number.
         engine: `stock` for Gymnasium's own environment, `batched` for the same game as arrays.
-        success: what makes an episode a success: its `return` is at least `success_at`, a `reward` of a step is, or it
-            `terminated` by itself; None: nothing does.
-        success_at: see there.
-        progress: puts returns on a scale from a random player's to the best known one's, as the metric `progress` of an
-            episode; None: there is none, and there is none in games other than those it was measured in.
-        text: what puts the game into words: the name of a shipped text, a file, or `package.Class`; None: nothing.
-        render: be able to draw games. Videos need it.
-        trust: which modules `id` and `text` may name.
+        success: criterion of a successful episode: its `return`, or the `reward` of one of its steps, is at least
+            `success_at`, or it `terminated`; None: no criterion.
+        success_at: threshold of `success`; None for `terminated`.
+        progress: scale of returns from a random player to the best known one, for the metric `progress` of an episode.
+            None: no such metric; it is also left out if the scale was measured in other games.
+        text: text interface of the game: the name of a shipped text, a file, or `package.Class`; None: none.
+        render: whether `render` works, as videos need.
+        trust: modules that `id` and `text` may name.
 
     Raises:
-        ConfigError: no such environment, a module that is not trusted, a package is missing, an action that nobody can
-            choose, or a success that needs a number and has none.
+        ConfigError: unknown environment, a module that is not trusted, a missing package, an unsupported action space,
+            no usable observation, or a `success` that does not fit `success_at`.
     """
 
     def __init__(
@@ -82,20 +82,20 @@ class GymnasiumEnv(Replayed):
         engine: Engine = "stock",
         success: Success | None = None,
         success_at: float | None = None,
-        progress: Progress | None = None,
+        progress: ReturnScale | None = None,
         text: str | None = None,
         render: bool = False,
         trust: Trust = NOBODY,
     ) -> None:
         super().__init__(n_envs, seeds.integer("games"))
         self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs", "__class__")}
-        self._criterion = Criterion.of(success, success_at)
-        self.clip_actions = True  # whoever plays may want its numbers to go to the games as they are
-        self.maker = GameMaker(id, dict(kwargs or {}), horizon, engine, trust)
-        self._games = self.maker.make(n_envs, render)
-        numbers = action_numbers(self._games.action_space, name or id)
+        self._criterion = SuccessCriterion.of(success, success_at)
+        self.clip_actions = True  # an agent may turn this off, so that its actions reach the games unchanged
+        self.env_factory = EnvFactory(id, dict(kwargs or {}), horizon, engine, trust)
+        self._games = self.env_factory.make(n_envs, render)
+        numbers = continuous_actions(self._games.action_space, name or id)
         self._returns, self._best = np.zeros(n_envs), np.full(n_envs, -np.inf)
-        # What the environment says beside an observation is only known when it has said it.
+        # Whether infos have an action mask is only known after a reset.
         self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._masked = "action_mask" in self._games.infos[0]
         if progress is not None and not progress.fits(self._games.horizon, kwargs or {}):
@@ -107,11 +107,11 @@ class GymnasiumEnv(Replayed):
             *([] if self._criterion is None else ["success"]),
             *([] if self._progress is None else ["progress"]),
         ]
-        self._describer = None if text is None else _describer(text, self.maker, self._criterion)
+        self._describer = None if text is None else _describer(text, self.env_factory, self._criterion)
         self._channels = observation_channels(self._games.observation_space)
         self.spec = self._describe(name or id, numbers)
 
-    def _describe(self, name: str, numbers: ActionNumbers | None) -> EnvSpec:
+    def _describe(self, name: str, numbers: ContinuousActions | None) -> EnvSpec:
         from gymnasium import spaces
 
         actions = self._games.action_space
@@ -139,9 +139,9 @@ class GymnasiumEnv(Replayed):
             action_names=own if len(own) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
             metrics=dict.fromkeys(self._judged, "last"),
-            numbers=numbers,
+            continuous_actions=numbers,
             text=text,
-            endless=self._games.horizon is None and not (isinstance(self._games, StockGames) and self._games.ends),
+            endless=self._games.horizon is None and not (isinstance(self._games, GymnasiumGames) and self._games.ends),
         )
 
     def _begin(self, chosen: np.ndarray) -> None:
@@ -159,7 +159,7 @@ class GymnasiumEnv(Replayed):
         return Step(self._observe(), shown, shown.copy(), self._terminated.copy(), self._truncated.copy(), info)
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        """One step of the games that are `playing` [n_envs]; their rewards [n_envs]."""
+        """Advance the games that are `playing` [n_envs]; return rewards [n_envs]."""
         actions = to_actions(self._games.action_space, action, self.clip_actions)
         self._seen, reward, terminated, truncated = self._games.step(actions, playing)
         check_rewards(self.spec.name, reward, self._length)
@@ -179,7 +179,7 @@ class GymnasiumEnv(Replayed):
             raise wrong from fault
         infos = self._games.infos
         if self._describer is not None:
-            observation["text"] = Told(self._describer, self._seen, infos)
+            observation["text"] = LazyTextArray(self._describer, self._seen, infos)
         if "action_mask" in self.spec.observation:
             masks = [self._mask(info) for info in infos]
             observation["action_mask"] = np.stack(masks)[:, None]
@@ -197,40 +197,38 @@ class GymnasiumEnv(Replayed):
         return self._games.render(index)
 
     def one_game(self) -> GymnasiumEnv:
-        """Return the same environment with one game, which goes on by itself."""
-        game: Any = GymnasiumEnv(**self._made_of, n_envs=1)
-        made: GymnasiumEnv = guarded(game)  # type: ignore[assignment]
-        return made
+        """Return the same environment with a single independent game."""
+        return guarded(GymnasiumEnv(**self._made_of, n_envs=1))
 
     def single(self) -> gymnasium.Env[Any, Any]:
-        """One more game, as Gymnasium has it."""
-        from llmrl.envs.gym.stock import make
+        """Return one more game, as Gymnasium's own environment."""
+        from llmrl.envs.gym.gymnasium_games import make
 
-        return make(replace(self.maker, engine="stock"), render=False)
+        return make(replace(self.env_factory, engine="stock"), render=False)
 
-    def evaluator(self, clip_actions: bool, workers: int | None) -> Evaluator:
-        """Plays whole episodes of controllers of this game, in `workers` processes (None: one a core)."""
-        from llmrl.envs.gym.episodes import Evaluator, Rules
+    def evaluator(self, clip_actions: bool, workers: int | None) -> GymEvaluator:
+        """Return an evaluator that plays whole episodes of controllers in `workers` processes (None: one per core)."""
+        from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 
-        return Evaluator(Rules(self.maker, clip_actions, self._criterion), workers)
+        return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._criterion), workers)
 
     def close(self) -> None:
         self._games.close()
 
 
-def _describer(text: str, maker: GameMaker, criterion: Criterion | None) -> Describer:
+def _describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion | None) -> Describer:
     from llmrl.envs.texts import describer
 
-    return describer(text, maker, criterion)
+    return describer(text, env_factory, criterion)
 
 
-class Told:
-    """What is observed in `n` games of one agent, in words: like an array [n, 1] of `str`.
+class LazyTextArray:
+    """Texts of `n` games of one agent, like an array [n, 1] of `str`, each computed on first access.
 
     Args:
-        describer: finds the words, once for each game that is read.
-        seen: the observations, kept as they are now.
-        infos: what the environments said beside them.
+        describer: text interface of the game.
+        seen: observations of the games; they are copied.
+        infos: `info` of the games.
     """
 
     dtype = np.dtype(object)
@@ -239,7 +237,7 @@ class Told:
         self, describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
     ) -> None:
         self._describer = describer
-        # Batched games write the next observations over these.
+        # Batched games overwrite these with the next observations.
         self._seen = seen.copy() if isinstance(seen, np.ndarray) else list(seen)
         self._infos = list(infos)
         self._words: dict[int, str] = {}

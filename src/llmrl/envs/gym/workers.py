@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.envs.guard import raised
-from llmrl.envs.gym.lanes import Lanes, Scores
+from llmrl.envs.env_errors import raised
+from llmrl.envs.gym.batched_episodes import BatchedEpisodes, EpisodeResults
 
 if TYPE_CHECKING:
     from llmrl.core.protocols import Controller
-    from llmrl.envs.gym.lanes import Rules
+    from llmrl.envs.gym.batched_episodes import EpisodeRules
 
 _NUMBER = struct.Struct("=i")
 _MOST = 1024
@@ -57,14 +57,15 @@ class WorkerPool:
         n: processes.
     """
 
-    def __init__(self, rules: Rules, n: int) -> None:
+    def __init__(self, rules: EpisodeRules, n: int) -> None:
         self._rules, self._n = rules, n
         self._workers: list[_Worker] = []
         self._pipes: list[int] = []
         """Our ends of the two pipes, that of the numbers first; empty while there are none."""
 
-    def play(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, lanes: int) -> Scores:
-        """All episodes of `vectors` [q, d] under `seeds` [k], see `Lanes.play`; `lanes` games side by side a process.
+    def play(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, lanes: int) -> EpisodeResults:
+        """All episodes of `vectors` [q, d] under `seeds` [k], see `BatchedEpisodes.play`; `lanes` games side by side a
+        process.
 
         Raises:
             ConfigError: the controller cannot be sent to another process, or reads what the game does not show.
@@ -79,7 +80,7 @@ class WorkerPool:
                 f"{type(controller).__name__} is defined in the script that runs, where worker processes cannot find "
                 "it: put it into a module, or use workers=1"
             )
-        scores: list[Scores] = []
+        scores: list[EpisodeResults] = []
         try:
             if not self._workers:
                 self._start()
@@ -94,7 +95,7 @@ class WorkerPool:
             # The pipe may hold numbers of an evaluation that nobody waits for any more.
             self.close()
             raise
-        return Scores.joined(scores)
+        return EpisodeResults.joined(scores)
 
     def close(self) -> None:
         """End the processes; may be called twice, and after one has died."""
@@ -130,7 +131,7 @@ class WorkerPool:
         except OSError as fault:
             raise self._died(worker) from fault
 
-    def _answers(self) -> Iterator[Scores]:
+    def _answers(self) -> Iterator[EpisodeResults]:
         waiting = {worker.link: worker for worker in self._workers}
         while waiting:
             for ready in wait(list(waiting)):
@@ -147,9 +148,11 @@ class WorkerPool:
         try:
             code = worker.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return EngineError(f"a worker process of {self._rules.maker.id} does not answer")
+            return EngineError(f"a worker process of {self._rules.env_factory.id} does not answer")
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return EngineError(f"a worker process of {self._rules.maker.id} died ({cause}); what it had to say is above")
+        return EngineError(
+            f"a worker process of {self._rules.env_factory.id} died ({cause}); what it had to say is above"
+        )
 
 
 def _spawn(jobs: int, life: int) -> _Worker:
@@ -179,8 +182,8 @@ def _numbers(jobs: int) -> Iterator[int]:
 
 def _serve(link: Connection, jobs: int) -> None:
     sys.path[:] = pickle.loads(link.recv_bytes())  # noqa: S301
-    rules: Rules = pickle.loads(link.recv_bytes())  # noqa: S301
-    lanes: Lanes | None = None
+    rules: EpisodeRules = pickle.loads(link.recv_bytes())  # noqa: S301
+    lanes: BatchedEpisodes | None = None
     while True:
         message = link.recv_bytes()
         answer: Any
@@ -189,12 +192,12 @@ def _serve(link: Connection, jobs: int) -> None:
             if lanes is None or lanes.games.n != n:
                 if lanes is not None:
                     lanes.close()
-                lanes = Lanes(rules, n)
+                lanes = BatchedEpisodes(rules, n)
             answer = lanes.play(controller, vectors, seeds, _numbers(jobs))
         except (ConfigError, EngineError) as fault:
             answer = fault
         except Exception as fault:  # noqa: BLE001 (whatever a game of a third party raises is told to who waits)
-            answer = raised(rules.maker.id, "a worker process", fault)
+            answer = raised(rules.env_factory.id, "a worker process", fault)
             answer.add_note(traceback.format_exc())
         link.send(answer)
 

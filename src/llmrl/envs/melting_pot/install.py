@@ -17,6 +17,7 @@ import importlib.util
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -143,12 +144,24 @@ def install(constraint: Path | None = None) -> bool:
 
 
 def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) -> None:
-    command = [sys.executable, "-m", "pip", "install", *arguments]
+    command = [*_installer(), *arguments]
     if constraint is not None:
         command += ["--constraint", str(constraint)]
     log.info("%s", " ".join(command))
     if subprocess.run(command, env={**os.environ, **environment}, check=False).returncode != 0:
         raise EngineError(f"`{' '.join(command)}` failed; its output above says why. {STILL_WORKS}")
+
+
+def _installer() -> list[str]:
+    """Return the command that installs into this interpreter's environment: pip's, or uv's where it has made it."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install"]
+    if (uv := os.environ.get("UV") or shutil.which("uv")) is not None:
+        return [uv, "pip", "install", "--python", sys.executable]
+    raise EngineError(
+        "this environment has no pip, and no uv is on the path; "
+        f"`{sys.executable} -m ensurepip` adds pip. {STILL_WORKS}"
+    )
 
 
 def _verify() -> None:

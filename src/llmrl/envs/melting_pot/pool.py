@@ -18,14 +18,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from llmrl.core.errors import EngineError
-from llmrl.envs.melting_pot.layout import Layout
+from llmrl.envs.melting_pot.memory_layout import MemoryLayout
 
 _POLL_SECONDS = 1
 _EXIT_SECONDS = 5
 
 
 @dataclass
-class Worker:
+class GameWorker:
     """The process of one game, and the socket to it (see `worker` for what is said there)."""
 
     process: subprocess.Popen[bytes]
@@ -43,9 +43,9 @@ class GamePool:
         seeds: what the first episode of each game starts with.
     """
 
-    def __init__(self, layout: Layout, seeds: Sequence[int]) -> None:
+    def __init__(self, layout: MemoryLayout, seeds: Sequence[int]) -> None:
         self._layout = layout
-        self.workers: list[Worker] = []
+        self.workers: list[GameWorker] = []
         descriptor = os.memfd_create("llmrl-melting-pot")
         try:
             os.truncate(descriptor, layout.nbytes)
@@ -83,7 +83,7 @@ class GamePool:
                 worker.process.wait()
         self.workers = []
 
-    def _spawn(self, slot: int, memory: int) -> Worker:
+    def _spawn(self, slot: int, memory: int) -> GameWorker:
         ours, theirs = socket.socketpair()
         # A time-out of the kernel's own: Python's would cost one more system call for each step of each game.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _POLL_SECONDS, 0))
@@ -95,7 +95,7 @@ class GamePool:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             descriptors = (theirs.fileno(), memory)
             process = subprocess.Popen(command, pass_fds=descriptors, env=environment, stdin=subprocess.DEVNULL)
-        return Worker(process, ours)
+        return GameWorker(process, ours)
 
     def _answer(self, slot: int) -> bytes:
         worker = self.workers[slot]

@@ -1,8 +1,10 @@
-"""`MeltingPotEnv`: several Melting Pot games side by side, each in a worker process, as one `VecEnv`."""
+"""`MeltingPotEnv`: Melting Pot games in worker processes, as one `VecEnv`."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,41 +13,49 @@ from numpy.typing import NDArray
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.envs.mechanisms import Events, Settlement
+from llmrl.envs.env_errors import guarded
+from llmrl.envs.mechanisms import Settlement, SocietyEvents
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.describe import SubstrateSettings, check_choices, describe
-from llmrl.envs.melting_pot.layout import CENSUS, Layout
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings, check_choices, describe
+from llmrl.envs.melting_pot.grid_text import told
+from llmrl.envs.melting_pot.memory_layout import CENSUS, MemoryLayout
 from llmrl.envs.melting_pot.pool import GamePool
-from llmrl.envs.melting_pot.rules import SUBSTRATES, check_n_agents
-from llmrl.envs.melting_pot.seen import told
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, check_n_agents
 from llmrl.envs.native.maps import find
+from llmrl.envs.native.sprites import colours
 
 
 class MeltingPotEnv:
     """Clean Up or Harvest on the Melting Pot engine.
 
-    Observation channels: `pixels` [n_envs, n_agents, 88, 88, 3] uint8, `grid` [n_envs, n_agents, 11, 11, 4] uint8 (what
-    lies on the cells in view, see `seen.grid_codes`), `vector` [n_envs, n_agents, 1 or 2] float32 (see
-    `layout.VECTOR`), `text` [n_envs, n_agents] (the grid in words, see `seen.told`), and with a mechanism its current
-    values, `mechanism` [n_envs, n_agents, d] float32, as they are. Players who have been zapped see black, and are told
-    nothing (an empty text), until they are back.
+    **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, contents
+    of the cells in view (`grid_text.grid_codes`); `vector` [n_envs, n_agents, 1 or 2] float32 (`memory_layout.VECTOR`);
+    `text` [n_envs, n_agents], the grid in words (`grid_text.told`); `mechanism` [n_envs, n_agents, d] float32, the
+    current values of a mechanism that is shown, unscaled. Players who have been zapped get black pixels and an empty
+    text until they are back.
 
-    An episode is truncated at the horizon. The end that the engine draws at random is a time limit too, so it is
-    reported as truncation; nothing terminates. The same seed gives the same episode again while the workers live, and
-    another one in another run: the engine's order of events differs between processes.
+    **End.** An episode is truncated at the horizon. The engine's random end is a time limit, too, and reported as
+    truncation; no game terminates. The same seed repeats an episode within a run, but not in another run, because the
+    engine's order of events differs between processes.
 
     Args:
-        game: which games, and how many: each has a worker process.
-        seeds: the stream that episodes draw their seeds from.
-        render: whether `render` works: it costs a picture of the world at each step.
+        game: settings of the games; each game has a worker process.
+        seeds: stream from which episodes draw their seeds.
+        render: whether `render` works; this costs a frame of the world at each step.
+
+    Attributes:
+        place: (i, n): the first game is seeded as game i of n (`llmrl.loops.independent_games.OneGame`).
 
     Raises:
-        EngineError: the engine is not installed or cannot run on this machine; later: a game died.
-        ConfigError: values that the substrate cannot play.
+        EngineError: the engine is not installed or cannot run on this machine; in later calls: a game died.
+        ConfigError: settings that the substrate does not support.
     """
+
+    place = (0, 1)
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
         install.check()
+        self._made_of = (game, seeds, render)
         n_envs, n_agents, rules, mechanism = game.n_envs, game.n_agents, game.rules, game.mechanism
         check_n_agents(n_agents, game.substrate, rules)
         self._facts = SUBSTRATES[game.substrate]
@@ -58,13 +68,13 @@ class MeltingPotEnv:
                     "env.rules=legislative knows the players' own cells on Melting Pot's map only: use env.map=auto"
                 )
         text = None if drawn is None else drawn.text
-        self._layout = Layout(game.substrate, rules, n_envs, n_agents, channels, render, text)
+        self._layout = MemoryLayout(game.substrate, rules, n_envs, n_agents, channels, render, text)
         self._mechanism = mechanism
         self._shown = game.mechanism_seen
         self._horizon = game.horizon
         self._seeds = seeds
-        self._reseeded: list[int] = []  # a seed for each equal group of games; none: what it was built with
-        self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
+        self._reseeded: list[int] = []  # a seed for each equal group of games; empty: `seeds`
+        self._group = n_envs  # games with seeds of their own; the following groups have the same seeds
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._pool: GamePool | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -76,9 +86,15 @@ class MeltingPotEnv:
         if mechanism is not None:
             self._values = np.tile(mechanism.spec.low.astype(np.float32), (n_envs, 1))
         self.settlement: Settlement | None = None
-        """How the mechanism settled the last step, with each player's exposure to its values; None without one."""
+        """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
         sites = None if drawn is None else drawn.sites
         self.spec = describe(game, channels, engine="meltingpot", sites=sites)
+
+    def one_game(self) -> MeltingPotEnv:
+        """Return the same environment with a single independent game in a worker process of its own."""
+        game, seeds, render = self._made_of
+        alone = replace(game, n_envs=1, mechanism=copy.deepcopy(game.mechanism))  # a mechanism has a memory of games
+        return guarded(MeltingPotEnv(alone, seeds, render))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -89,7 +105,7 @@ class MeltingPotEnv:
         pool = self._running()
         self._arrays["seed"][:] = self._next_seeds()
         self._exchange(pool, {int(slot): b"R" for slot in np.flatnonzero(games)})
-        # Known before this episode ends, so that the workers can get the next one ready.
+        # Set before this episode ends, so that the workers can prepare the next one.
         self._episodes[games] += 1
         self._arrays["seed"][:] = self._next_seeds()
         players, counts = self._census()
@@ -121,7 +137,7 @@ class MeltingPotEnv:
         return self._settle(live)
 
     def _settle(self, live: NDArray[np.bool_]) -> Step:
-        """The step's record; games that wait for a reset (not `live`) show what they ended with, and earn nothing."""
+        """Return the `Step`. Games that wait for a reset (not `live`) show their last state, with rewards of 0."""
         players, counts = self._census()
         values = self._values
         if not live.all():
@@ -140,23 +156,28 @@ class MeltingPotEnv:
             info["cells_cleaned"] = cleaned.sum(axis=1)
             info["cleaning_shots"] = (cleaned > 0).sum(axis=1, dtype=np.float32)
         base = reward = raw
-        exposure = None
+        reward_jacobian = None
         if self._mechanism is not None:
-            events = Events(raw, cleaned if self._facts.dirt else None, self._present)
+            events = SocietyEvents(raw, cleaned if self._facts.dirt else None, self._present)
             self.settlement = self._mechanism.settle(events, values)
             base, reward = self.settlement.base_reward, self.settlement.reward(values)
             info |= self.settlement.metrics
-            exposure = self.settlement.exposure
+            reward_jacobian = self.settlement.reward_jacobian
         self._present, self._apples = present > 0, counts["apples_live"]
-        return Step(self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info, exposure)
+        return Step(
+            self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info, reward_jacobian
+        )
 
     def pair_games(self, groups: int) -> None:
-        """Start game i of each of `groups` equal groups from the same seed. That pairs what the engine draws, not the
-        order in which it works through its objects, which differs between processes."""
+        """Give game i of each of `groups` equal groups the same seed from the next reset on.
+
+        This pairs the engine's random numbers, but not the order in which it updates objects, which differs between
+        processes."""
         self._group = self.spec.games_per_group(groups)
 
     def _census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
-        """`layout.CENSUS` of all players, [4, n_envs, n_agents], and the counts in the world, by name, [n_envs]."""
+        """Return `memory_layout.CENSUS` of all players, [4, n_envs, n_agents], and the counts of `Substrate.groups` by
+        name, each [n_envs]."""
         census = self._arrays["census"].astype(np.float32)
         split = len(CENSUS) * self.spec.n_agents
         players = census[:, :split].reshape(self.spec.n_envs, self.spec.n_agents, len(CENSUS))
@@ -164,7 +185,7 @@ class MeltingPotEnv:
         return np.ascontiguousarray(players.transpose(2, 0, 1)), counts
 
     def _observation(self) -> Observation:
-        """Copies, because the games write the next observation over this one."""
+        """Return copies of all channels, because the games overwrite the shared memory with the next observation."""
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
             observation["text"] = self._texts()
@@ -173,7 +194,7 @@ class MeltingPotEnv:
         return observation
 
     def _texts(self) -> NDArray[Any]:
-        """What each player is told, [n_envs, n_agents]."""
+        """Return each player's text, [n_envs, n_agents]; empty while the player is out of the game."""
         seen, scalars, layout = self._arrays["grid"], self._arrays["vector"], self._layout
         texts = np.full(self._present.shape, "", dtype=object)
         for game, player in np.argwhere(self._present).tolist():
@@ -192,14 +213,26 @@ class MeltingPotEnv:
         raise ConfigError(f"{self.spec.name} has no contexts")
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        """The whole world of game `index`, [168, 240, 3] for cleanup and [144, 192, 3] for harvest, uint8."""
+        """Return a frame of the whole world of game `index`, uint8, 8 pixels per cell: on Melting Pot's maps
+        [168, 240, 3] for cleanup and [144, 192, 3] for harvest.
+
+        Raises:
+            ConfigError: the environment was built with render=false, or was never reset.
+        """
         if "world" not in self._arrays:
             why = "call reset() first" if self._layout.render else "set env.render=true"
             raise ConfigError(f"{self.spec.name} has no picture to show: {why}")
         return np.array(self._arrays["world"][index])
 
+    def agent_colours(self) -> NDArray[np.uint8]:
+        """The colour of each player in pictures of the world, [n_agents, 3] uint8."""
+        game = self._made_of[0]
+        return colours(game.substrate, game.n_agents, "melting_pot")
+
     def state_dict(self) -> State:
-        """How many episodes each game has begun: a resumed run goes on with new seeds. A game cannot be saved."""
+        """Return the number of episodes that each game has begun, so that a resumed run goes on with new seeds.
+
+        The games themselves cannot be saved."""
         return {"episodes": self._episodes.tolist(), "reseeded": self._reseeded}
 
     def load_state_dict(self, state: State) -> None:
@@ -207,24 +240,24 @@ class MeltingPotEnv:
         self._ended[:] = True
 
     def close(self) -> None:
-        """End the games; may be called twice, and after a game has died. A later `reset` starts new ones."""
+        """End the games. It may be called twice, and after a game has died. A later `reset` starts new games."""
         if self._pool is not None:
             self._pool.close()
         self._pool, self._arrays = None, {}
         self._ended[:] = True
 
     def _next_seeds(self) -> list[int]:
-        """What the next episode of each game starts with."""
+        """Return the seed of the next episode of each game."""
         roots = [Seeds(seed) for seed in self._reseeded] or [self._seeds]
-        games = self.spec.n_envs // len(roots)  # that share a root
+        games = self.spec.n_envs // len(roots)  # games that share a root
         own = games if len(roots) > 1 else self._group
         return [
-            roots[slot // games].child(f"game{slot % own}").integer(int(count))
+            roots[slot // games].child(f"game{self.place[0] + slot % own}").integer(int(count))
             for slot, count in enumerate(self._episodes)
         ]
 
     def _running(self) -> GamePool:
-        """The workers, started at the first reset: an environment that only describes itself costs nothing."""
+        """Return the pool of workers, started at the first call, so that an unused environment costs nothing."""
         if self._pool is None:
             self._pool = GamePool(self._layout, self._next_seeds())
             self._arrays = self._pool.arrays

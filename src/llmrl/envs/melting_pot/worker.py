@@ -22,8 +22,8 @@ import signal
 import socket
 import sys
 
-from llmrl.envs.melting_pot.engine import Game
-from llmrl.envs.melting_pot.layout import Layout
+from llmrl.envs.melting_pot.dmlab2d_game import Game
+from llmrl.envs.melting_pot.memory_layout import MemoryLayout
 
 OVER = 0
 """Exit code of a child whose episode is over: the next one may get ready."""
@@ -35,7 +35,7 @@ GONE = 12
 _PR_SET_PDEATHSIG = 1
 
 
-def play(game: Game, layout: Layout, slot: int, link: socket.socket, memory: mmap.mmap, begun: bool) -> int:
+def play(game: Game, layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap, begun: bool) -> int:
     """Start the game, play one episode, and return the exit code. `begun`: the learner already waits for its first
     answer."""
     arrays = layout.views(memory)
@@ -63,7 +63,7 @@ def play(game: Game, layout: Layout, slot: int, link: socket.socket, memory: mma
             return OVER
 
 
-def serve(layout: Layout, slot: int, link: socket.socket, memory: mmap.mmap) -> int:
+def serve(layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap) -> int:
     """Keep a pristine game and fork a child for every episode; returns the worker's exit code."""
     game = Game(layout)
     begun = False
@@ -99,7 +99,7 @@ def main() -> int:
     # Ctrl-C and a preempted job signal every process; the learner decides when the games end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    layout = Layout.from_json(arguments.layout)
+    layout = MemoryLayout.from_json(arguments.layout)
     with socket.socket(fileno=arguments.link) as link, mmap.mmap(arguments.memory, layout.nbytes) as memory:
         return serve(layout, arguments.slot, link, memory)
 

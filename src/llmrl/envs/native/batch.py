@@ -1,4 +1,4 @@
-"""The arrays of a batch of games that rules and views work on, and how they become a `State` and `Events` and back."""
+"""The arrays of a batch of games for rules and views, with conversions to and from `State` and to `GameEvents`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 import torch
 
 from llmrl.envs.native import rules
-from llmrl.envs.native.state import Events, State
+from llmrl.envs.native.state import GameEvents, State
 
 
 class Batch:
-    """Arrays with the games first: a struct of arrays, so that a step passes a dozen instead of one for each fact.
+    """State of a batch of B games in a few arrays with the games first, so that a step passes few arguments.
 
     Args:
-        games, players, apples, dirt, water, cells: how many of each; `water` counts all cells of the river.
-        lanes: threads that work at once, each with room of its own for notes.
+        games, players, apples, dirt, water, cells: number of each; `water` counts all cells of the river.
+        lanes: number of concurrent threads, each with its own scratch memory.
         device: torch device.
 
     Attributes:
         world [B, 3], players [B, N, 7], orchard [B, 4, A], river [B, 2, W], occupied [B, n_cells], deeds [B, N, 6]:
-            tensors whose columns and rows `rules` names. `occupied` is who is on each cell, slot + 1.
-        notes, codes: what is worked out on the way, for each lane.
-        parts: all of them, as `games.play` takes them.
+            tensors whose columns and rows are named in `rules`. `occupied` is the player on each cell, slot + 1, or 0.
+        notes, codes: scratch memory of each lane.
+        parts: all these tensors in the order of the arguments of `game_loop.play`.
     """
 
     def __init__(
         self, games: int, players: int, apples: int, dirt: int, water: int, cells: int, lanes: int, device: str
     ) -> None:
         def made(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            with torch.inference_mode(False):  # it is changed in place later, in that mode or not
+            with torch.inference_mode(False):  # the tensor is changed in place later, in either mode
                 return torch.zeros(shape, dtype=dtype, device=device)
 
         self.n_dirt = dirt
@@ -51,7 +51,7 @@ class Batch:
         )
 
     def load(self, state: State, near: torch.Tensor) -> None:
-        """Take over a state; `near` [A, A] float32: 1 where sites are neighbours. What is kept beside it is counted."""
+        """Load a state and compute redundant counts; `near` [A, A] float32 is 1 where apple sites are neighbours."""
         who = [state.pos, state.heading, state.alive, state.out_for, state.zap_wait]
         nobody = torch.zeros_like(state.pos)
         who += [x if x.shape[1] else nobody for x in (state.clean_wait, state.cleaners)]
@@ -68,10 +68,10 @@ class Batch:
         self.occupied.zero_()
         slots = torch.arange(1, state.pos.shape[1] + 1, device=self.occupied.device).to(torch.uint8)
         self.occupied.scatter_(1, state.pos.to(torch.int64), slots.expand(state.pos.shape).contiguous())
-        self.occupied[:, 0] = 0  # where players are who are nowhere
+        self.occupied[:, 0] = 0  # the cell of players that are out of the game
 
     def state(self, harvest: bool) -> State:
-        """A copy of the state."""
+        """Return a copy of the state; `harvest`: whether the substrate is Harvest."""
         players = self.players
         sites, river = self.orchard.shape[2], self.n_dirt > 0
         lawn = slice(0, sites if harvest else 0)
@@ -91,15 +91,15 @@ class Batch:
             cleaners=players[..., rules.CLEANER] != 0 if river else players[:, :0, rules.CLEANER] != 0,
         )
 
-    def events(self, reward: torch.Tensor, zaps: bool) -> Events:
-        """A copy of what happened in the last step; `zaps`: whether players can."""
+    def events(self, reward: torch.Tensor, zaps: bool) -> GameEvents:
+        """Return a copy of the events of the last step; `zaps`: whether players can zap."""
         did = self.deeds.to(torch.int64)
         cells = torch.arange(9, device=did.device)
 
         def passed(column: int) -> torch.Tensor:
             return (did[..., column, None] >> cells & 1) != 0
 
-        return Events(
+        return GameEvents(
             reward=reward,
             cleaned=did[..., rules.CLEANED],
             zaps=did[..., rules.ZAPS],
@@ -111,7 +111,7 @@ class Batch:
 
 
 def array(x: torch.Tensor) -> Any:
-    """The same memory as what compiled functions take: a NumPy array, or on a GPU one of Numba's."""
+    """Return a tensor as an array for compiled functions, with shared memory: NumPy's, or on a GPU Numba's."""
     if x.device.type == "cpu":
         return x.numpy()
     from numba import cuda

@@ -1,4 +1,4 @@
-"""What is played, as the tables that the rules read; and whole batches of games stepped by them."""
+"""The engine of Clean Up and Harvest: tables that the compiled rules read, and batches of games stepped by them."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import torch
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.melting_pot.rules import SUBSTRATES, Rules, action_names, changes
-from llmrl.envs.native import games, looking, rules, tables
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, Rules, action_names, changes
+from llmrl.envs.native import game_loop, growth_and_dirt, map_geometry, rules, view_loops
 from llmrl.envs.native.batch import Batch, array
-from llmrl.envs.native.codes import number
-from llmrl.envs.native.draws import BITS, PURPOSES, Draws, threshold
+from llmrl.envs.native.cell_codes import number
+from llmrl.envs.native.compilation import CpuGames, compiled, simulated
+from llmrl.envs.native.hashed_random import BITS, PURPOSES, HashedRandom, threshold
 from llmrl.envs.native.maps import GameMap
-from llmrl.envs.native.state import Events, State
-from llmrl.envs.native.tree import Shared, compiled, simulated
+from llmrl.envs.native.state import GameEvents, State
 
 MOST_PLAYERS = 253
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is played: a map, how many players, and whose rules (see `rules.CHANGES`)."""
+    """A map, a number of players, and the rules (see `substrate_rules.CHANGES`)."""
 
     game_map: GameMap
     n_agents: int
     rules: Rules = "upstream"
 
     def switched(self, change: str) -> bool:
-        """Whether the rules make a change."""
+        """Return whether the rules include the change of that name."""
         return any(each.name == change for each in changes(self.game_map.substrate, self.rules))
 
 
 class Engine:
-    """Plays batches of games; holds nothing but constants.
+    """An engine that plays batches of games. It holds only constants.
 
     Args:
-        setup: what is played.
+        setup: map, number of players and rules.
         device: torch device of all games.
 
     Raises:
-        ConfigError: fewer spawn cells than players, or rules with cells of their own that the map has walls on; a GPU,
-            and what plays on it is not installed.
+        ConfigError: more than 253 players, fewer spawn cells than players, rules with spawn cells that are not free on
+            the map, or a GPU without the packages to play on it.
     """
 
     def __init__(self, setup: Setup, device: str = "cpu") -> None:
@@ -62,52 +62,52 @@ class Engine:
         self.codes = number(game_map, n)
         self.on_gpu = torch.device(device).type == "cuda" or simulated()
         if self.on_gpu:
-            from llmrl.envs.native.gpu import Launched
+            from llmrl.envs.native.cuda_kernel import GpuGames
 
-            self.run: Any = Launched()
+            self.run: Any = GpuGames()
         else:
-            self.run = Shared()
+            self.run = CpuGames()
         own = _own_cells(setup) if setup.switched("own_spawn_cells") else None
         starts = game_map.starts(n) if own is None else [own[i : i + 1] for i in range(n)]
         groups, places = _shared_starts(starts)
         spawn = game_map.spawn if own is None else own[:n]
-        near = tables.neighbours(game_map, game_map.apples)
+        near = map_geometry.neighbours(game_map, game_map.apples)
         self.near = self._tensor(near)
         land = np.zeros((self.n_cells, 7), np.int32)
-        land[:, : rules.SITE] = tables.steps(game_map)
-        land[:, rules.SITE] = tables.slots(game_map, game_map.apples)
-        land[:, rules.SPOT] = tables.slots(game_map, game_map.dirt)
-        moves = [tables.MOVES.get(name, tables.STAY) for name in self.actions]
-        turns = [tables.TURNS.get(name, 0) for name in self.actions]
-        self.beams = tables.beams(game_map).reshape(-1, 9).astype(np.int32)
+        land[:, : rules.SITE] = map_geometry.steps(game_map)
+        land[:, rules.SITE] = map_geometry.slots(game_map, game_map.apples)
+        land[:, rules.SPOT] = map_geometry.slots(game_map, game_map.dirt)
+        moves = [map_geometry.MOVES.get(name, map_geometry.STAY) for name in self.actions]
+        turns = [map_geometry.TURNS.get(name, 0) for name in self.actions]
+        self.beams = map_geometry.beams(game_map).reshape(-1, 9).astype(np.int32)
         parts = [
             land,
             self.beams,
-            _listed(near) if self.harvest else np.zeros((self.n_apples, 1)),  # only there they matter
+            _listed(near) if self.harvest else np.zeros((self.n_apples, 1)),  # Clean Up has no effect of neighbours
             spawn,
             groups,
             places,
             game_map.dirty,
-            self._chances(),
+            self._growth(),
             np.stack([moves, turns], 1),
         ]
         self._tables = tuple(array(self._tensor(part.astype(np.int32))) for part in parts)
         self._n_spawn = len(spawn)
         shapes = ((0,), (0,), (0, 0), (0, 0), (0, 0))
         self.unseen = tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
-        """Instead of the tables of `looking`, where nobody looks; and instead of what is written:"""
+        """Empty tables of `view_loops`, for steps without observations; below, the empty outputs of such steps."""
         self.unshown = array(torch.zeros((0, 0, 0), dtype=torch.int32, device=device))
         self.untold = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
         self.uncounted = array(torch.zeros((0, 0), dtype=torch.float32, device=device))
 
     def outside(self, action: NDArray[np.int64], n_actions: int) -> bool:
-        """Whether any of `action` on the host is none of 0 to n_actions - 1."""
+        """Return whether any of `action`, a NumPy array, is not in 0 .. n_actions - 1."""
         return bool(compiled(None).outside(action, n_actions))
 
     def numbers(self, water: bool) -> NDArray[np.int32]:
-        """What `rules` and `looking` call `facts`; `water`: whether its frames are shown."""
+        """Return the array that `rules` and `view_loops` call `facts`; `water`: whether the water is animated."""
         facts, codes = self.facts, self.codes
-        chance, first = tables.SPILL
+        chance, first = growth_and_dirt.SPILL
         named = {
             rules.HARVEST: self.harvest,
             rules.ZAP: self.actions.index("zap") if "zap" in self.actions else -1,
@@ -122,45 +122,47 @@ class Engine:
             rules.N_DIRT: self.n_dirt,
             rules.SPILLS: threshold(chance),
             rules.FIRST_SPILL: first,
-            looking.GROUNDS: codes.n_grounds,
-            looking.AVATARS: codes.n_avatars,
-            looking.CODES: codes.n_codes,
-            looking.WATER_STIRS: water,
+            view_loops.GROUNDS: codes.n_grounds,
+            view_loops.AVATARS: codes.n_avatars,
+            view_loops.CODES: codes.n_codes,
+            view_loops.WATER_STIRS: water,
         }
         return np.array([named[k] for k in range(len(named))], dtype=np.int32)
 
     def batch(self, n: int, threads: int) -> Batch:
-        """Room for `n` games, played by at most so many `threads`; on a GPU each game has its own."""
+        """Return arrays for `n` games that at most `threads` threads play; on a GPU each game has its own thread."""
         sizes = (self.n_agents, self.n_apples, self.n_dirt, self.n_water, self.n_cells)
         return Batch(n, *sizes, n if self.on_gpu else threads, self.device)
 
-    def start(self, draws: Draws) -> State:
-        """New episodes of all games that `draws` has keys of."""
+    def start(self, draws: HashedRandom) -> State:
+        """Return the state of new episodes, one game for each key of `draws`."""
         batch = self.batch(len(draws.keys), 1)
         action = torch.zeros(batch.players.shape[:2], dtype=torch.int64, device=self.device)
-        self._play(batch, games.START, action, draws)
+        self._play(batch, game_loop.START, action, draws)
         return batch.state(self.harvest)
 
-    def step(self, state: State, action: torch.Tensor, draws: Draws) -> tuple[State, Events]:
-        """One step of all games; `action` [B, N] int64. The state given stays as it is: for looking into the rules;
-        who plays on changes a batch in place (`fixed`)."""
+    def step(self, state: State, action: torch.Tensor, draws: HashedRandom) -> tuple[State, GameEvents]:
+        """Return the state after one step of all games, with its events; `action` is [B, N] int64.
+
+        `state` is not changed. This serves to inspect the rules; `NativeEnv` changes a batch in place (`fixed`)."""
         batch = self.batch(len(state.t), 1)
         batch.load(state, self.near)
-        reward = self._play(batch, games.STEP, action, draws)
+        reward = self._play(batch, game_loop.STEP, action, draws)
         return batch.state(self.harvest), batch.events(reward, "zap" in self.actions)
 
     def fixed(self, batch: Batch, water: bool, tables: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """What `run` takes last, the same at every step: the arrays of a batch, and of the rules; `tables`: those of
-        `looking`, see `Observer`, and whether the water stirs."""
+        """Return the last arguments of `run`, which are the same at every step: arrays of the batch, rules and views.
+
+        `water`: whether the water is animated. `tables`: result of `ObservationBuilder.tables`."""
         facts = self._tensor(self.numbers(water))
         return (*map(array, batch.parts), *self._tables, array(facts), *map(array, tables))
 
-    def _play(self, batch: Batch, what: int, action: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Rewards [B, N] of what is done with all games."""
+    def _play(self, batch: Batch, what: int, action: torch.Tensor, draws: HashedRandom) -> torch.Tensor:
+        """Do `what` (`game_loop.START`, `game_loop.STEP`) with all games; return rewards [B, N]."""
         n, players = action.shape
         run, source = self.run, draws.keys
-        if type(draws).uniform is not Draws.uniform:
-            run, source = Shared((_told_begin, _told_draw)), self._told(draws, batch.world[:, rules.T] + 1)
+        if type(draws).uniform is not HashedRandom.uniform:
+            run, source = CpuGames((_told_begin, _told_draw)), self._told(draws, batch.world[:, rules.T] + 1)
         todo = torch.full((n,), what, dtype=torch.uint8, device=self.device)
         pay = torch.zeros((3, n, players), dtype=torch.float32, device=self.device)
         given = map(array, (todo, action.contiguous(), source.contiguous(), pay))
@@ -168,8 +170,10 @@ class Engine:
         run(1, n, (*given, *unseen, *self.fixed(batch, False, self.unseen)))
         return pay[0]
 
-    def _told(self, draws: Draws, t: torch.Tensor) -> torch.Tensor:
-        """Numbers that somebody says, as a table of which the first columns say where those of a purpose begin."""
+    def _told(self, draws: HashedRandom, t: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of an overridden `uniform` as a table [B, ...] for `_told_draw`.
+
+        Its first columns are, for each purpose, the column where the purpose's numbers begin."""
         wanted = {"grow": self.n_apples, "return": self._n_spawn}
         if not self.setup.switched("fixed_move_order"):
             wanted["order"] = self.n_agents
@@ -186,30 +190,27 @@ class Engine:
             columns += n
         return torch.cat([where, *said], 1)
 
-    def _chances(self) -> NDArray[np.int64]:
-        """Thresholds of what grows: by dirty cells in Clean Up, by apples near in Harvest."""
-        if self.harvest:
-            return np.array([threshold(rate) for rate in tables.REGROWTH])
-        share = np.arange(self.n_dirt + 1) / max(1, self.n_dirt)
-        chance = tables.GROWTH * np.minimum((share - tables.TOO_DIRTY) / -tables.TOO_DIRTY, 1)
-        return np.array([max(0, threshold(each)) for each in chance])
+    def _growth(self) -> NDArray[np.int64]:
+        """Return thresholds of apple growth, by number of dirty cells (Clean Up) or of nearby apples (Harvest)."""
+        chances = growth_and_dirt.REGROWTH if self.harvest else growth_and_dirt.growth(self.n_dirt)
+        return np.array([max(0, threshold(each)) for each in chances])
 
     def _tensor(self, table: NDArray[np.generic]) -> torch.Tensor:
-        return tables.tensor(table, self.device)
+        return map_geometry.tensor(table, self.device)
 
 
 def _told_begin(source: Any, b: int, t: int) -> Any:
-    """Instead of `draws.begin`: the row of what is said of a game."""
+    """Return a game's row of the table of `Engine._told`; replaces `hashed_random.begin`."""
     return source[b]
 
 
 def _told_draw(words: Any, purpose: int, index: int) -> Any:
-    """Instead of `draws.draw`."""
+    """Return a number from that row; replaces `hashed_random.draw`."""
     return words[words[purpose] + index]
 
 
 def _shared_starts(starts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Players who share cells to begin on, as `rules.start_game` has them: groups and places."""
+    """Return players who share start cells as groups and places, the tables that `rules.start_game` reads."""
     groups: list[list[int]] = []
     places: list[int] = []
     taken = 0
@@ -223,7 +224,7 @@ def _shared_starts(starts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int6
 
 
 def _listed(near: NDArray[np.float32]) -> NDArray[np.int64]:
-    """How many neighbours each site has, and which, [A, 1 + most]."""
+    """Return each site's number of neighbours, then their indices, [A, 1 + most]."""
     counts = near.sum(1).astype(np.int64)
     table = np.zeros((len(near), 1 + int(counts.max(initial=0))), np.int64)
     table[:, 0] = counts
@@ -233,7 +234,7 @@ def _listed(near: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def _own_cells(setup: Setup) -> NDArray[np.int64]:
-    """Each player's own cell under rules that give them one."""
+    """Return each player's own start cell under rules that define one."""
     game_map = setup.game_map
     places = SUBSTRATES[game_map.substrate].spawn_cells
     inside = [(x, y) for x, y in places if x < game_map.width and y < game_map.height]

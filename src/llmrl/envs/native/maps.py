@@ -1,4 +1,4 @@
-"""Maps of Clean Up and Harvest: from text to the cells that matter, with errors that say what is wrong where."""
+"""Maps of Clean Up and Harvest, parsed from text, with errors that name the place and the mistake."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.rules import SUBSTRATES, Sites, SubstrateName
+from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, Sites, SubstrateName
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 9
-"""Cells of nothing around a map, so that every view lies within: players see 9 cells far."""
+"""Width of the empty margin around a map, cells. Players see 9 cells ahead, so every view lies within it."""
 
 SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
     "cleanup": {
@@ -43,29 +43,31 @@ SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
     },
     "harvest": {"W": ("wall",), " ": ("floor",), "P": ("floor",), "Q": ("floor",), "A": ("grass",)},
 }
-"""What each symbol of a map looks like, bottom to top, as names of art (`art.py`)."""
+"""Sprites of each symbol of a map, bottom to top, as names in `sprites.py`."""
 
 APPLES: Mapping[SubstrateName, str] = {"cleanup": "BT", "harvest": "A"}
 """Symbols of cells where apples grow."""
 DIRT = "HF"
-"""Symbols of river cells that can be dirty; those of the second are dirty at the start."""
+"""Symbols of river cells that can be dirty. Cells with the second symbol are dirty at the start."""
 
 
 @dataclass(frozen=True)
 class GameMap:
-    """A map, with cells numbered row by row on the map and its margin.
+    """A map. Cells, margin included, are numbered row by row; arrays of cells hold these numbers.
 
     Attributes:
-        substrate: whose symbols it has.
-        text: the map, one row a line.
-        width, height: of the map without the margin.
-        wall: where nobody can be, [n_cells] bool; all of the margin is.
-        spawn: cells marked `P`; `inside`: those marked `Q`, where the first two players begin.
+        substrate: substrate that defines the symbols.
+        text: the map, one row per line.
+        width, height: size without the margin, cells.
+        wall: whether a cell is impassable, [n_cells] bool; true of the margin.
+        spawn: cells marked `P`.
+        inside: cells marked `Q`, where the first two players begin.
         apples: cells where apples grow.
-        dirt: river cells that can be dirty, `dirty` [n_dirt] those that are at the start.
+        dirt: river cells that can be dirty.
+        dirty: whether each of these is dirty at the start, [n_dirt] bool.
         river: other river cells.
-        looks: what each cell looks like, [n_cells] indices into `stacks`; 0, nothing, outside the map.
-        stacks: names of art, bottom to top.
+        looks: index into `stacks` of each cell, [n_cells]; 0 (no sprite) outside the map.
+        stacks: names of sprites, bottom to top.
     """
 
     substrate: SubstrateName
@@ -84,7 +86,7 @@ class GameMap:
 
     @property
     def stride(self) -> int:
-        """Cells of a row, margin included: one step south."""
+        """Number of cells in a row, margin included; the difference of cell numbers for one step south."""
         return self.width + 2 * MARGIN
 
     @property
@@ -96,15 +98,15 @@ class GameMap:
         return Sites(len(self.apples), len(self.dirt), int(self.dirty.sum()))
 
     def cell(self, x: int, y: int) -> int:
-        """The number of column `x` and row `y` of the map, both from 0."""
+        """Return the number of the cell in column `x` and row `y` of the map, both from 0."""
         return (y + MARGIN) * self.stride + x + MARGIN
 
     def place(self, cell: int) -> tuple[int, int]:
-        """Column and row of a cell."""
+        """Return column and row of the cell with a number."""
         return cell % self.stride - MARGIN, cell // self.stride - MARGIN
 
     def starts(self, n_agents: int) -> list[NDArray[np.int64]]:
-        """For each player, the cells it may begin on; players with the same ones share them without repetition.
+        """Return the possible start cells of each player. Players with the same array get distinct cells of it.
 
         Raises:
             ConfigError: there are fewer spawn cells than players.
@@ -120,11 +122,11 @@ class GameMap:
 
 
 def parse(substrate: SubstrateName, text: str) -> GameMap:
-    """The map that `text` draws, one symbol a cell; empty lines around it do not count.
+    """Return the map that `text` draws, one symbol per cell. Empty lines before and after it are ignored.
 
     Raises:
-        ConfigError: rows of different lengths, an unknown symbol, no spawn cell, nothing to eat, or (Clean Up) no
-            river that can get dirty.
+        ConfigError: no rows, rows of different lengths, an unknown symbol, no spawn cell, no cell where apples grow, or
+            (Clean Up) no river cell that can be dirty.
     """
     rows = text.strip("\n").splitlines()
     symbols = SYMBOLS[substrate]
@@ -186,13 +188,13 @@ def parse(substrate: SubstrateName, text: str) -> GameMap:
 
 
 def find(substrate: SubstrateName, wanted: str) -> GameMap:
-    """The map that `env.map` asks for: `auto`, `melting_pot`, `own`, the path of a text file, or a map as text.
+    """Return the map for a value of `env.map`: `auto`, `melting_pot`, `own`, the path of a text file, or a map as text.
 
-    `auto` is Melting Pot's where it is installed, else our own.
+    `auto` is Melting Pot's map if Melting Pot is installed, else our own (with a warning).
 
     Raises:
-        ConfigError: there is no such file, or what it holds is no map; see `parse`.
-        EngineError: `melting_pot` is not installed.
+        ConfigError: the file cannot be read, or does not contain a map (see `parse`).
+        EngineError: `melting_pot`, and Melting Pot is not installed.
     """
     if wanted == "melting_pot" or (wanted == "auto" and install.available()):
         return parse(substrate, _melting_pot(substrate))
@@ -268,5 +270,5 @@ WPPPPPPPPPPPPPPPPPPPPPPW
 WWWWWWWWWWWWWWWWWWWWWWWW
 """,
 }
-"""Maps of our own, for machines without Melting Pot: as large as its maps, with the same kinds of cells, laid out
-anew. Floor lies wherever `rules.SUBSTRATES` has the players' own cells under legislative rules."""
+"""Our own maps, for machines without Melting Pot: as large as its maps, with the same kinds of cells, in a different
+layout. The cells in `Substrate.spawn_cells` (for legislative rules) are floor."""

@@ -1,8 +1,9 @@
 """The rules of Clean Up and Harvest, for one game, as loops: what happens in a step, in the order in which it happens.
 
-These are plain functions; `tree.build` makes compiled ones of them. They change the arrays of `games.Games` in place,
-of game `b` alone, and note what they have to remember within a step in row `lane` of `notes`, which no other thread
-uses. All numbers are integers; what is left to chance is an integer below a threshold (`draws.threshold`).
+These are plain functions; `compilation.build` makes compiled ones of them. They change the arrays of `games.Games` in
+place, of game `b` alone, and note what they have to remember within a step in row `lane` of `notes`, which no other
+thread uses. All numbers are integers; what is left to chance is an integer below a threshold
+(`hashed_random.threshold`).
 
 The order is the engine's: what grows or spills reads the state before; then turns and moves, one player after the
 other; beams, all of the same world; returns; and only then what was hit or eaten is gone (docs/native_engine.md).
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.envs.native.draws import (
+from llmrl.envs.native.hashed_random import (
     FACE,
     GROW,
     ORDER,
@@ -37,7 +38,7 @@ APPLE, GROUP, DRY, NEAR = range(4)
 DIRT, PHASE = range(2)
 """Rows of `river`."""
 CLEANED, ZAPS, OTHERS, SHOT_FROM, ZAPPED, WASHED = range(6)
-"""Columns of `deeds`, what players did in a step, see `state.Events`; the last two are bits, one for each cell."""
+"""Columns of `deeds`, what players did in a step, see `state.GameEvents`; the last two are bits, one for each cell."""
 ITSELF, SITE, SPOT = 4, 5, 6
 """Columns of `land`: the cell a step north, east, south, west leads to; the cell itself; its number as a site of
 apples, and of dirt: theirs is the number of all where it is none."""

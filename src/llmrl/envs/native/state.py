@@ -1,4 +1,4 @@
-"""What a batch of games is in between two steps, and what a step gives."""
+"""The state of a batch of games between two steps, and the events of a step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import torch
 
 @dataclass
 class State:
-    """Tensors with the games first; those a substrate has no use for have no columns.
+    """State of B games with N players, as tensors with the games first. Tensors that a substrate does not use have no
+    columns.
 
     Attributes:
-        t: steps taken, [B] int32.
-        pos: cell of each player, [B, N] int64; 0, which is no cell of the map, while out of the game.
+        t: number of steps taken, [B] int32.
+        pos: cell of each player, [B, N] int64; 0 (no cell of the map) while the player is out of the game.
         heading: 0 north, 1 east, 2 south, 3 west, [B, N] int64.
-        alive: in the game, [B, N] bool.
-        out_for: steps until a player is back, [B, N] int32.
-        zap_wait, clean_wait: steps until a beam can be fired again, [B, N] int32.
-        apple: sites with an apple, [B, A] bool.
-        dirt: dirty river cells, [B, D] bool.
-        phase: frame of the water of each river cell at the start, [B, W] uint8; dirt sites first.
-        group: how many live apples a bare site has around it, at most 3, as of two steps before; -1 where it cannot
-            sprout yet, [B, A] int8.
-        dry: grass that has withered, [B, A] bool.
-        cleaners: who cleaned dirt in the last step, [B, N] bool.
+        alive: whether the player is in the game, [B, N] bool.
+        out_for: number of steps until the player is back, [B, N] int32.
+        zap_wait, clean_wait: number of steps until the player can fire that beam again, [B, N] int32.
+        apple: whether each of A sites has an apple, [B, A] bool.
+        dirt: whether each of D river cells is dirty, [B, D] bool.
+        phase: frame of the water of each of W river cells at the start, [B, W] uint8; cells of `dirt` first.
+        group: number of apples near a site without one, at most 3, two steps before; -1 if none can grow yet,
+            [B, A] int8.
+        dry: whether the grass of a site has withered, [B, A] bool.
+        cleaners: whether the player cleaned dirt in the last step, [B, N] bool.
     """
 
     t: torch.Tensor
@@ -43,11 +44,11 @@ class State:
     cleaners: torch.Tensor
 
     def map(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> State:
-        """The state with every tensor changed."""
+        """Return a state with `change(name, tensor)` in place of every tensor."""
         return State(**{each.name: change(each.name, getattr(self, each.name)) for each in fields(self)})
 
     def where(self, games: torch.Tensor, other: State) -> State:
-        """This state in the games where `games` [B] is true, `other` elsewhere."""
+        """Return this state in the games where `games` [B] is true, and `other` in the rest."""
 
         def chosen(name: str, x: torch.Tensor) -> torch.Tensor:
             return torch.where(games if x.dim() == 1 else games[:, None], x, getattr(other, name))
@@ -56,17 +57,17 @@ class State:
 
 
 @dataclass
-class Events:
-    """What happened in a step.
+class GameEvents:
+    """Events of a step of B games with N players.
 
     Attributes:
-        reward: apples eaten by each player, [B, N] float32.
-        cleaned: dirty cells each player cleaned, [B, N] int64.
-        zaps: players each player removed, [B, N] int64.
-        others_cleaned: how many others cleaned in the step before, [B, N] int64, as players are told.
-        place: where each player stood when beams were fired, cell * 4 + heading, [B, N] int64.
-        zapped, washed: which of the nine cells before them the beams of players passed, [B, N, 9] bool; None where
-            there is no such beam.
+        reward: apples that each player ate, [B, N] float32.
+        cleaned: number of dirty cells that each player cleaned, [B, N] int64.
+        zaps: number of players that each player removed, [B, N] int64.
+        others_cleaned: number of other players who cleaned in the step before, as players observe it, [B, N] int64.
+        place: position of each player when beams were fired, cell * 4 + heading, [B, N] int64.
+        zapped, washed: whether the player's zap or cleaning beam passed each of the nine cells in front, [B, N, 9]
+            bool; None if the game has no such beam.
     """
 
     reward: torch.Tensor

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.melting_pot.rules import SubstrateName
-from llmrl.envs.melting_pot.seen import BEAMS
-from llmrl.envs.native import art
-from llmrl.envs.native.art import SIZE, Art
-from llmrl.envs.native.codes import Codes, number
+from llmrl.envs.melting_pot.grid_text import BEAMS
+from llmrl.envs.melting_pot.substrate_rules import SubstrateName
+from llmrl.envs.native import sprites
+from llmrl.envs.native.cell_codes import CellCodes, number
 from llmrl.envs.native.maps import parse
+from llmrl.envs.native.sprites import SIZE, SpriteSet
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Tiles:
     bank: NDArray[np.uint8]
 
 
-def tiles(substrate: SubstrateName, text: str, n_agents: int, source: art.Source) -> Tiles:
+def tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
     """The tiles of a map with `n_agents` players, made once in a process: they must not be changed.
 
     Raises:
-        ConfigError, EngineError: the map or the art cannot be had; see `maps.parse` and `art.load`.
+        ConfigError, EngineError: the map or the art cannot be had; see `maps.parse` and `sprites.load`.
     """
-    return _tiles(substrate, text, n_agents, art.resolve(source))
+    return _tiles(substrate, text, n_agents, sprites.resolve(source))
 
 
 @functools.lru_cache(maxsize=16)
-def _tiles(substrate: SubstrateName, text: str, n_agents: int, source: art.Source) -> Tiles:
-    return compose(number(parse(substrate, text), n_agents), art.load(substrate, n_agents, source))
+def _tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
+    return compose(number(parse(substrate, text), n_agents), sprites.load(substrate, n_agents, source))
 
 
-def compose(codes: Codes, drawn: Art) -> Tiles:
+def compose(codes: CellCodes, drawn: SpriteSet) -> Tiles:
     """Paint every code for every viewer, and number the pictures that differ."""
     seen = [_painted(codes, drawn, heading, _avatars(drawn, heading)) for heading in range(4)]
     ground, _, _ = codes.parts()
@@ -69,7 +69,7 @@ def blend(below: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uint
     return (mixed // np.uint16(255)).astype(np.uint8)
 
 
-def _avatars(drawn: Art, heading: int) -> NDArray[np.uint8]:
+def _avatars(drawn: SpriteSet, heading: int) -> NDArray[np.uint8]:
     """The sprite of every avatar code for a viewer with a heading, [n_avatars, 8, 8, 4]."""
     facing = (np.arange(4) - heading) % 4
     others = drawn.avatars[:, facing].reshape(-1, SIZE, SIZE, 4)
@@ -77,7 +77,7 @@ def _avatars(drawn: Art, heading: int) -> NDArray[np.uint8]:
     return np.concatenate([nobody, others, drawn.oneself[None]])
 
 
-def _painted(codes: Codes, drawn: Art, heading: int, avatars: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _painted(codes: CellCodes, drawn: SpriteSet, heading: int, avatars: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Every code as a viewer with a heading sees it, [n_codes, 8, 8, 3]."""
     grounds = np.stack([_stacked(drawn, stack, heading) for stack in codes.grounds])
     standing = blend(grounds[None], avatars[:, None])
@@ -85,7 +85,7 @@ def _painted(codes: Codes, drawn: Art, heading: int, avatars: NDArray[np.uint8])
     return np.stack(beams).reshape(codes.n_codes, SIZE, SIZE, 3)
 
 
-def _stacked(drawn: Art, stack: Sequence[str], heading: int) -> NDArray[np.uint8]:
+def _stacked(drawn: SpriteSet, stack: Sequence[str], heading: int) -> NDArray[np.uint8]:
     picture = np.zeros((SIZE, SIZE, 3), np.uint8)
     for name in stack:
         picture = blend(picture, drawn.sprites[name][heading])

@@ -1,4 +1,4 @@
-"""`NativeEnv`: one to thousands of games of Clean Up or Harvest in lock step, in memory shared with tensors."""
+"""`NativeEnv`: one to thousands of games of Clean Up or Harvest in lock step, with state in tensors."""
 
 from __future__ import annotations
 
@@ -16,42 +16,47 @@ from llmrl.core.ram import need_memory
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.records import State as Saved
 from llmrl.core.seeding import Seeds
-from llmrl.envs.mechanisms import Events as Settled
+from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanisms import Settlement
-from llmrl.envs.melting_pot.describe import SubstrateSettings, check_choices, describe
-from llmrl.envs.native.art import Source
+from llmrl.envs.mechanisms import SocietyEvents as Settled
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings, check_choices, describe
 from llmrl.envs.native.batch import Batch, array
-from llmrl.envs.native.calendar import Calendar
-from llmrl.envs.native.draws import game_keys
+from llmrl.envs.native.compilation import lanes
 from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.games import KEEP, METRICS, REGROWN, START, STEP, WAIT
+from llmrl.envs.native.episode_clock import EpisodeClock
+from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
+from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.maps import find
-from llmrl.envs.native.observing import Observer
+from llmrl.envs.native.observations import ObservationBuilder
+from llmrl.envs.native.sprites import Source, colours
 from llmrl.envs.native.state import State
-from llmrl.envs.native.tree import lanes
 
 
 class NativeEnv:
     """Clean Up or Harvest, with the rules, channels, metrics and mechanisms of `MeltingPotEnv`.
 
-    A game depends on its seed alone: on the stream it was given, its place among the games and the number of its
-    episode; not on how many games there are beside it, nor on the device or the number of threads. Nothing in a step
-    waits for the device.
+    A game depends only on the seed stream, its index among the games and the index of its episode. It does not depend
+    on the number of games, the device or the number of threads. No step waits for the device.
 
-    Observations and rewards are tensors on `device`, and so is what a step tells (`info`) on a GPU; else that is NumPy
-    arrays. `pixels` and `grid` are written over at the third step or reset after theirs.
+    Observations and rewards are tensors on `device`. The metrics in `info` are tensors on a GPU, else NumPy arrays.
+    `pixels` and `grid` are overwritten at the third step or reset after their own.
 
     Args:
-        game: which games, and how many.
-        seeds: the stream that episodes draw from.
+        game: settings of the games.
+        seeds: stream from which episodes draw.
         device: torch device of all state and observations.
-        tiles: whose pictures `pixels` and videos are made of, `auto`: Melting Pot's where it is installed.
+        tiles: sprites for `pixels` and videos; `auto`: those of Melting Pot if it is installed.
+
+    Attributes:
+        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
 
     Raises:
-        ConfigError: values that the game cannot be played with, more games than there is memory for, or a GPU without
-            what plays on it.
-        EngineError: what is asked for is Melting Pot's, and that is not installed.
+        ConfigError: settings that the game does not support, too little memory for the games, or a GPU without the
+            packages to play on it.
+        EngineError: the map or the sprites of Melting Pot are requested, and it is not installed.
     """
+
+    place = (0, 1)
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
         self._made_of = (game, seeds, device, tiles)
@@ -61,12 +66,10 @@ class NativeEnv:
         self._mechanism, self._horizon, self._shown = mechanism, game.horizon, game.mechanism_seen
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
-        self._roots: list[
-            int
-        ] = []  # of the keys, one for each equal group of games; none: the stream it was built with
-        self._group = n_envs  # games that draw numbers of their own; the next ones draw the same again
+        self._roots: list[int] = []  # roots of the keys, one for each equal group of games; empty: the root of `seeds`
+        self._group = n_envs  # games with numbers of their own; the following groups draw the same numbers
         self.spec = describe(game, channels, engine="native", device=device, sites=game_map.sites)
-        self.observer = Observer(self.engine, n_envs, channels, tiles)
+        self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         room = self.observer.bytes_per_game
         need_memory(
             room * n_envs,
@@ -80,25 +83,29 @@ class NativeEnv:
         self._batch = self.engine.batch(n_envs, self._lanes)
         self._fixed = self.engine.fixed(self._batch, self.observer.pixels, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
-        self._idle = self._room(3, *self._shape)  # what a reset pays, and
-        self._still = self._at_device(np.zeros(self._shape, dtype=np.int64))  # does
+        self._idle = self._room(3, *self._shape)  # rewards of a reset, unused
+        self._still = self._at_device(np.zeros(self._shape, dtype=np.int64))  # actions of a reset, unused
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._keys = np.zeros((n_envs, 2), dtype=np.int32)
-        self._calendar = Calendar(n_envs, game.horizon, self.engine.setup)
+        self._calendar = EpisodeClock(n_envs, game.horizon, self.engine.setup)
         self._begun = False
-        self._todo: Any = None  # at the next step, `games.STEP` or `games.WAIT`
+        self._todo: Any = None  # what the next step does with each game, `game_loop.STEP` or `game_loop.WAIT`
         self._source: Any = None
-        self._playing: torch.Tensor | None = None  # which games; None: all of them
+        self._playing: torch.Tensor | None = None  # whether each game goes on; None: all do
         low = np.zeros(0) if mechanism is None else mechanism.spec.low
         self._show(self._at_device(np.tile(low.astype(np.float32), (n_envs, 1))))
         self.settlement: Settlement | None = None
-        """How the mechanism settled the last step, with each player's exposure to its values; None without one."""
+        """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
 
     def resized(self, n_envs: int) -> NativeEnv:
-        """Return the same environment with so many games, none of them begun."""
+        """Return the same environment with `n_envs` games, none of them begun."""
         game, seeds, device, tiles = self._made_of
-        mechanism = copy.deepcopy(game.mechanism)  # which remembers what its games did
+        mechanism = copy.deepcopy(game.mechanism)  # a mechanism has a memory of its games
         return NativeEnv(replace(game, n_envs=n_envs, mechanism=mechanism), seeds, device, tiles)
+
+    def one_game(self) -> NativeEnv:
+        """Return the same environment with a single independent game."""
+        return guarded(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -107,7 +114,7 @@ class NativeEnv:
         roots = self._roots or [_root(self._seeds)]
         own = self._group if len(roots) == 1 else self.spec.n_envs // len(roots)
         sources = np.repeat(np.array(roots, dtype=np.int64), self.spec.n_envs // len(roots))
-        keys = game_keys(sources, np.arange(self.spec.n_envs) % own, self._episodes)
+        keys = game_keys(sources, self.place[0] + np.arange(self.spec.n_envs) % own, self._episodes)
         self._keys[games] = keys[games]
         self._episodes[games] += 1
         self._calendar.begin(games)
@@ -128,7 +135,7 @@ class NativeEnv:
         raw = self._tensor(pay[0])
         metrics = dict(zip(self._metrics, info, strict=False))
         base = reward = raw
-        exposure = None
+        reward_jacobian = None
         if self._mechanism is not None:
             values = self._values if playing is None else self._values * playing[:, None]
             cleaned = self._tensor(pay[1]) if self.engine.n_dirt else None
@@ -136,14 +143,14 @@ class NativeEnv:
             self.settlement = self._mechanism.settle(happened, values)
             base, reward = self.settlement.base_reward, self.settlement.reward(values)
             metrics |= self.settlement.metrics
-            exposure = self.settlement.exposure
+            reward_jacobian = self.settlement.reward_jacobian
         if self._calendar.advance(self._keys):
             self._follow()
         never = np.zeros(self._shape[0], dtype=bool)
-        return Step(observation, reward, base, never, self._calendar.ended.copy(), metrics, exposure)
+        return Step(observation, reward, base, never, self._calendar.ended.copy(), metrics, reward_jacobian)
 
     def pair_games(self, groups: int) -> None:
-        """Let game i of each of `groups` equal groups draw the same numbers."""
+        """Give game i of each of `groups` equal groups the same random numbers from the next reset on."""
         self._group = self.spec.games_per_group(groups)
 
     def set_mechanism(self, values: Array) -> None:
@@ -159,16 +166,21 @@ class NativeEnv:
         raise ConfigError(f"{self.spec.name} has no contexts")
 
     def world_codes(self, index: int = 0) -> NDArray[np.int64]:
-        """The codes of the cells of game `index` as they lie, [height, width]."""
+        """Return the codes of the map's cells in game `index` (`cell_codes`), [height, width]."""
         return self.observer.world_codes(self._shown_now(), index)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        """The whole world of game `index`, [8 height, 8 width, 3] uint8."""
+        """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
         return self.observer.world(self._shown_now(), index)
 
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
-        """What the players of game `index` see, [n_agents, 88, 88, 3] uint8, whatever they observe."""
+        """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
         return self.observer.players(self._shown_now(), index)
+
+    def agent_colours(self) -> NDArray[np.uint8]:
+        """The colour of each player in pictures of the world, [n_agents, 3] uint8."""
+        game, _, _, tiles = self._made_of
+        return colours(game.substrate, game.n_agents, tiles)
 
     def state_dict(self) -> Saved:
         state = self._state
@@ -211,16 +223,16 @@ class NativeEnv:
             self._mechanism.load_state_dict(state["mechanism"])
 
     def close(self) -> None:
-        """Nothing to end: there are no processes."""
+        """Do nothing: there are no processes to end."""
 
     @property
     def threads(self) -> int:
-        """How many play the next step on a processor: as many as torch has, where the games are worth them."""
+        """Number of threads that play the next step on a CPU: that of torch, but at most what the games can use."""
         return min(torch.get_num_threads(), self._lanes)
 
     @property
     def _state(self) -> State | None:
-        """A copy of where all games are; None before they begin."""
+        """A copy of the state of all games; None before the first reset."""
         return self._batch.state(self.engine.harvest) if self._begun else None
 
     def _shown_now(self) -> Batch:
@@ -229,19 +241,19 @@ class NativeEnv:
         return self._batch
 
     def _follow(self) -> None:
-        """Other games are over than before, or have other keys."""
+        """Update the device's copy of which games go on, and of their keys, after either has changed."""
         live = self._calendar.live
         self._todo = array(self._at_device(np.where(live, STEP, WAIT).astype(np.uint8)))
         self._playing = None if live.all() else self._at_device(live)
         self._source = array(self._at_device(self._keys))
 
     def _show(self, values: torch.Tensor) -> None:
-        """Set the mechanism's values [n_envs, d], which players may see."""
+        """Set the mechanism's values [n_envs, d], which players may observe."""
         self._values = values
         self._values_seen = values[:, None, :].expand(-1, self._shape[1], -1)
 
     def _played(self, todo: Any, action: Any, pay: Array, info: Array) -> Observation:
-        """What is seen after `todo` was done with all games (`games.play`)."""
+        """Do `todo` with all games (`game_loop.play`) and return the observation."""
         observer, engine = self.observer, self.engine
         frame = observer.frame()
         vector, written = observer.vector() if observer.vectors else (None, engine.untold)
@@ -255,7 +267,7 @@ class NativeEnv:
         return {name: observation[name] for name in self.spec.observation}
 
     def _checked(self, action: Array) -> Any:
-        """Actions as what the loops take."""
+        """Return checked actions in the type that the compiled loops take."""
         if tuple(action.shape) != self._shape:
             raise ValueError(
                 f"actions of {self.spec.name} are {list(self._shape)} integers, got shape {list(action.shape)}"
@@ -274,13 +286,13 @@ class NativeEnv:
 
     def _reseed(self, seed: int | Sequence[int]) -> None:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
-        self.spec.games_per_group(len(seeds))  # refuses what cannot be divided
+        self.spec.games_per_group(len(seeds))  # raises if the games cannot be divided
         self._roots = [_root(Seeds(int(each))) for each in seeds]
         self._episodes[:] = 0
 
     def _room(self, *shape: int) -> Array:
-        """Memory of its own for what the loops write. On the host a NumPy array, which is made in a third of the time
-        of a tensor; `_tensor` makes one of it where one is wanted."""
+        """Return new memory for results of the loops. On the host it is a NumPy array, which takes a third of the time
+        of a tensor to create; `_tensor` converts it."""
         if self._on_host:
             return np.empty(shape, dtype=np.float32)
         return torch.empty(shape, dtype=torch.float32, device=self._device)
@@ -293,5 +305,5 @@ class NativeEnv:
 
 
 def _root(seeds: Seeds) -> int:
-    """Of the keys of all games: 62 bits of a stream."""
+    """Return the root of the keys of all games: 62 bits of a stream."""
     return seeds.integer("games") << 31 | seeds.integer("more games")

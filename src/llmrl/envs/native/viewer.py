@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError, LlmrlError
-from llmrl.core.pictures import enlarge
+from llmrl.core.frames import enlarge
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.describe import SubstrateSettings
-from llmrl.envs.melting_pot.seen import BEAMS, THINGS
-from llmrl.envs.native.codes import Codes, number, thing_of
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.melting_pot.grid_text import BEAMS, THINGS
+from llmrl.envs.native.cell_codes import CellCodes, number, thing_of
 from llmrl.envs.native.maps import find
 from llmrl.envs.native.vec_env import NativeEnv
 
@@ -31,7 +31,7 @@ LEGEND = (
 )
 
 
-def ascii_world(codes: Codes, cells: NDArray[np.integer]) -> str:
+def ascii_world(codes: CellCodes, cells: NDArray[np.integer]) -> str:
     """A world in two letters a cell: what lies there or who stands there, and its heading or a beam.
 
     Args:

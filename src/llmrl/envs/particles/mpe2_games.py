@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
-from llmrl.envs.particles.world import World
 
 
 class Mpe2Games:
@@ -35,11 +35,11 @@ class Mpe2Games:
         for game in self._games:
             game.reset(seed=0)  # its own draw is never played
 
-    def start(self, world: World, chosen: np.ndarray) -> None:
+    def start(self, world: ParticleWorld, chosen: np.ndarray) -> None:
         """Begin new games from the positions and goals of `world` where `chosen` [n_envs] is true."""
         self.go_on(world, chosen, np.zeros(len(chosen), dtype=np.int64))
 
-    def go_on(self, world: World, chosen: np.ndarray, time: np.ndarray) -> None:
+    def go_on(self, world: ParticleWorld, chosen: np.ndarray, time: np.ndarray) -> None:
         """Take up the games where `chosen` is true in the state of `world` after `time` [n_envs] steps."""
         for i in np.flatnonzero(chosen):
             self._games[i].reset(seed=0)
@@ -53,7 +53,7 @@ class Mpe2Games:
                 raw.world.agents[knows].goal_a = raw.world.agents[goes]
                 raw.world.agents[knows].goal_b = raw.world.landmarks[goal]
 
-    def step(self, action: np.ndarray, active: np.ndarray, world: World) -> tuple[np.ndarray, np.ndarray]:
+    def step(self, action: np.ndarray, active: np.ndarray, world: ParticleWorld) -> tuple[np.ndarray, np.ndarray]:
         """Play `action` [n_envs, A] where `active`, and copy the state reached into `world`.
 
         Returns rewards [n_envs, A] and which games the package calls truncated, [n_envs].

@@ -1,4 +1,4 @@
-"""`simple_reference`: everybody must be told where to go by somebody who is going elsewhere."""
+"""`simple_reference`: each agent must learn its goal from another agent's messages while going to its own goal."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from annotated_types import Ge
 
 from llmrl.core.ranges import UnitInterval
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.layout import parts
+from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import NEAR, Scenario, joined
-from llmrl.envs.particles.world import MOVES, Bodies, World
+from llmrl.envs.particles.vector_layout import parts
 
 COLOURS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
 WORDS = 10
 
 
 class SimpleReference(Scenario):
-    """Each agent knows the next one's goal (Lowe et al., 2017; rewards as in `mpe2.simple_reference_v3`).
+    """Each agent observes the goal of the next agent (Lowe et al., 2017; rewards as in `mpe2.simple_reference_v3`).
 
-    **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i is shown which of the three landmarks agent i + 1 must
-    reach, the last one which agent 0 must. Everybody hears everybody. Two agents are the published game; a longer ring
-    is its generalisation here. Nothing is solid.
+    **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i observes which of the three landmarks agent i + 1 must
+    reach; the last agent observes the goal of agent 0. All agents hear each other. The published game has two agents;
+    longer rings are a generalisation. No disc is solid.
 
-    **Actions.** One of five moves and one of ten words at once: action 5 * word + move. Words mean nothing but what
-    agents make of them.
+    **Actions.** One of five moves and one of ten words at once: action 5 * word + move. Words have no fixed meaning.
 
-    **Reward.** local_ratio * minus the distance of the agent one guides to its goal + (1 - local_ratio) * the mean of
-    that over all agents.
+    **Reward.** local_ratio * r_i + (1 - local_ratio) * the mean of r over all agents, where r_i is minus the distance
+    of the agent that agent i guides to its goal.
 
     **Metrics.** `distance_to_goal`: mean over agents, mean over steps. `success`: every agent is within 0.15 of its
     goal in the last step.
 
     Args:
         n_agents: length of the ring, >= 2; more than 2 only with engine=batched.
-        local_ratio: weight of the agent one guides; the rest is the weight of all.
+        local_ratio: weight of the guided agent's distance; the mean over all agents has the rest.
     """
 
     name = "simple_reference"
@@ -53,7 +52,7 @@ class SimpleReference(Scenario):
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return action % len(MOVES), np.eye(WORDS)[action // len(MOVES)]
 
-    def observe(self, world: World) -> np.ndarray:
+    def observe(self, world: ParticleWorld) -> np.ndarray:
         return joined(
             world,
             world.velocity,
@@ -62,22 +61,22 @@ class SimpleReference(Scenario):
             world.said[:, self._others],
         )
 
-    def reward(self, world: World) -> np.ndarray:
+    def reward(self, world: ParticleWorld) -> np.ndarray:
         local = -self._distance_to_goals(world)
         shared = local.sum(axis=1, keepdims=True) / self.n_agents
         return np.asarray(shared * (1 - self.local_ratio) + local * self.local_ratio)
 
-    def measure(self, world: World) -> dict[str, np.ndarray]:
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         distance = self._distance_to_goals(world)
         return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
 
     def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Landmarks in their colours; an agent's outline has the colour of its goal."""
+        """Return fill and outline [E, 3] uint8; an agent's outline has the colour of its goal."""
         return goal_colours(self, goal)
 
 
 def goal_colours(scenario: Scenario, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fill and outline [E, 3] where three landmarks, red, green and blue, are goals [G]."""
+    """Return fill and outline [E, 3] uint8 for goals [G] among three landmarks, red, green and blue."""
     n_agents = scenario.bodies.n_agents
     fill, outline = Scenario.colours(scenario, goal)
     shades = (40 + 190 * np.eye(3)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""`simple_speaker_listener`: one who knows but cannot move tells those who move but do not know."""
+"""`simple_speaker_listener`: a speaker that observes the goals but cannot move guides listeners that move."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 from annotated_types import Interval
 
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.layout import parts
+from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import NEAR, Scenario
 from llmrl.envs.particles.simple_reference import goal_colours
-from llmrl.envs.particles.world import MOVES, Bodies, World
+from llmrl.envs.particles.vector_layout import parts
 
 COLOURS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
 WORDS = 3
@@ -20,12 +20,12 @@ WORDS = 3
 class SimpleSpeakerListener(Scenario):
     """A speaker and its listeners (Lowe et al., 2017; rewards as in `mpe2.simple_speaker_listener_v4`).
 
-    **Agents.** `speaker_0`, which stands still and sees the colour of each listener's goal and nothing else, then
-    `listener_0`, ..., which see the three landmarks and hear the word meant for them. One listener is the published
-    game; more, each with a goal and a word of its own, are its generalisation here. Nothing is solid.
+    **Agents.** `speaker_0`, which cannot move and observes only the colour of each listener's goal, then `listener_0`,
+    ..., which observe the three landmarks and the word addressed to them. The published game has one listener; more
+    listeners, each with its own goal and word, are a generalisation. No disc is solid.
 
-    **Actions.** 0 to 4 are the moves, for listeners; from 5 on what the speaker says, one of 3 words to each of k
-    listeners at once, 3^k actions. `action_mask` tells who may do what. In `mpe2` the speaker's words begin at 0.
+    **Actions.** 0 to 4 are moves, for listeners. From 5 on, 3^k actions of the speaker say one of 3 words to each of k
+    listeners at once. `action_mask` shows each agent's actions. In `mpe2` the speaker's actions begin at 0.
 
     **Reward.** Minus the squared distance of a listener to its goal, mean over listeners, the same for all agents.
 
@@ -33,8 +33,8 @@ class SimpleSpeakerListener(Scenario):
     its goal in the last step.
 
     Args:
-        n_agents: speaker and listeners, 2 to 5; more than 2 only with engine=batched. With more, the speaker's actions
-            would be too many: 3 to the power of the listeners.
+        n_agents: speaker and listeners, 2 to 5; more than 2 only with engine=batched. The bound of 5 limits the number
+            of the speaker's actions, 3 to the power of the number of listeners.
     """
 
     name = "simple_speaker_listener"
@@ -67,7 +67,7 @@ class SimpleSpeakerListener(Scenario):
     def in_mpe2(self, action: np.ndarray) -> np.ndarray:
         return np.where(np.arange(self.n_agents) == 0, action - len(MOVES), action)
 
-    def observe(self, world: World) -> np.ndarray:
+    def observe(self, world: ParticleWorld) -> np.ndarray:
         n_envs = len(world.goal)
         seen = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
         seen[:, 0, : 3 * self.n_listeners] = COLOURS[world.goal].reshape(n_envs, -1)
@@ -76,16 +76,16 @@ class SimpleSpeakerListener(Scenario):
         seen[:, 1:, 8:11] = world.said[:, 0].reshape(n_envs, self.n_listeners, WORDS)
         return seen
 
-    def reward(self, world: World) -> np.ndarray:
+    def reward(self, world: ParticleWorld) -> np.ndarray:
         there = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
         offset = world.agents[:, 1:] - there
         squared = np.square(offset[..., 0]) + np.square(offset[..., 1])
         return np.repeat(-squared.mean(axis=1, keepdims=True), self.n_agents, axis=1)
 
-    def measure(self, world: World) -> dict[str, np.ndarray]:
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         distance = self._distance_to_goals(world)
         return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
 
     def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Landmarks in their colours; a listener's outline has the colour of its goal."""
+        """Return fill and outline [E, 3] uint8; a listener's outline has the colour of its goal."""
         return goal_colours(self, goal)

@@ -1,4 +1,4 @@
-"""`simple_spread`: cover all landmarks without bumping into each other."""
+"""`simple_spread`: agents cover all landmarks without collisions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.layout import parts
+from llmrl.envs.particles.physics import Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import NEAR, Scenario, joined, length
-from llmrl.envs.particles.world import Bodies, World
+from llmrl.envs.particles.vector_layout import parts
 
 COVERED = 0.1  # distance at which a landmark counts as covered, units
 
@@ -20,16 +20,16 @@ class SimpleSpread(Scenario):
 
     **Agents.** `agent_0`, `agent_1`, ..., solid discs of radius 0.15.
 
-    **Reward.** (1 - local_ratio) * minus the sum over landmarks of the distance of the nearest agent, the same for all,
-    + local_ratio * minus the number of agents one overlaps with.
+    **Reward.** -(1 - local_ratio) * D - local_ratio * c, where D is the sum over landmarks of the distance of the
+    nearest agent, the same for all agents, and c the number of agents that overlap with the rewarded one.
 
     **Metrics.** `collisions`: pairs of agents that overlap, summed over the episode. `landmarks_covered`: landmarks
     with an agent closer than 0.1, in the last step. `mean_distance`: mean over landmarks of the distance of the nearest
     agent, mean over steps. `success`: every landmark has an agent within 0.15 in the last step.
 
     Args:
-        n_agents: agents, and landmarks.
-        local_ratio: weight of one's own collisions; the rest is the weight of the shared distances.
+        n_agents: number of agents, and of landmarks.
+        local_ratio: weight of an agent's own collisions; the shared distances have the rest.
     """
 
     name = "simple_spread"
@@ -48,7 +48,7 @@ class SimpleSpread(Scenario):
         super().__init__(Bodies.of(names, 0.15, True, n_agents, 0.05), (layout,) * n_agents)
         self._first, self._second = np.triu_indices(n_agents, k=1)
 
-    def observe(self, world: World) -> np.ndarray:
+    def observe(self, world: ParticleWorld) -> np.ndarray:
         return joined(
             world,
             world.velocity,
@@ -58,7 +58,7 @@ class SimpleSpread(Scenario):
             world.said[:, self._others],
         )
 
-    def reward(self, world: World) -> np.ndarray:
+    def reward(self, world: ParticleWorld) -> np.ndarray:
         touching = self._in_contact(world, self._first, self._second)
         bumps = np.zeros(world.velocity.shape[:2])
         for pair, (a, b) in enumerate(zip(self._first, self._second, strict=True)):
@@ -67,7 +67,7 @@ class SimpleSpread(Scenario):
         shared = -_nearest(world).sum(axis=1, keepdims=True)
         return np.asarray(shared * (1 - self.local_ratio) - bumps * self.local_ratio)
 
-    def measure(self, world: World) -> dict[str, np.ndarray]:
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         nearest = _nearest(world)
         return {
             "collisions": self._in_contact(world, self._first, self._second).sum(axis=1),
@@ -77,6 +77,6 @@ class SimpleSpread(Scenario):
         }
 
 
-def _nearest(world: World) -> np.ndarray:
-    """Distance of the nearest agent to each landmark, [n_envs, L]."""
+def _nearest(world: ParticleWorld) -> np.ndarray:
+    """Return the distance of the nearest agent to each landmark, [n_envs, L]."""
     return np.asarray(length(world.agents[:, :, None] - world.landmarks[:, None]).min(axis=1))

@@ -1,4 +1,4 @@
-"""`simple_tag`: slow adversaries hunt fast good agents among obstacles."""
+"""`simple_tag`: slow adversaries chase fast good agents among obstacles."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.layout import Parts, parts
+from llmrl.envs.particles.physics import Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario, joined
-from llmrl.envs.particles.world import Bodies, World
+from llmrl.envs.particles.vector_layout import Parts, parts
 
-CATCH = 10.0  # reward of a step's contact
+CATCH = 10.0  # reward of a contact, per step
 
 
 class SimpleTag(Scenario):
     """Predators and prey (Lowe et al., 2017; rewards as in `mpe2.simple_tag_v3`).
 
-    **Agents.** `adversary_0`, ... (radius 0.075, at most 1.0 units a second), then `agent_0`, ... (0.05, at most 1.3),
-    which are the good ones. Obstacles have a radius of 0.2 and stop everybody.
+    **Agents.** `adversary_0`, ... (radius 0.075, at most 1.0 units per second), then the good agents `agent_0`, ...
+    (0.05, at most 1.3). Obstacles are solid and have a radius of 0.2.
 
     **Reward.** Adversaries: +10 for each contact of any adversary with any good agent, the same for all of them. Good
     agents: -10 for each adversary that touches them, and a penalty for leaving the arena: for each of x and y, with
@@ -28,9 +28,9 @@ class SimpleTag(Scenario):
     **Metrics.** `catches`: contacts of an adversary with a good agent, summed over the episode.
 
     Args:
-        n_adversaries: hunters.
-        n_good: hunted.
-        n_obstacles: obstacles.
+        n_adversaries: number of adversaries.
+        n_good: number of good agents.
+        n_obstacles: number of obstacles.
     """
 
     name = "simple_tag"
@@ -60,12 +60,12 @@ class SimpleTag(Scenario):
         super().__init__(bodies, layouts)
         self.start[len(names) :] = 0.9
         self._hunter, self._hunted = (x.ravel() for x in np.meshgrid(hunters, hunted, indexing="ij"))
-        # Whose velocities each agent sees; the good ones see one less, and a row of zeros (index -1) instead.
+        # Good agents whose velocities each agent observes; a good agent has a row of zeros (index -1) for its own.
         self._seen = np.array(
             [[*(j for j in hunted if j != i), *([-1] if i in hunted else [])] for i in range(len(names))]
         )
 
-    def observe(self, world: World) -> np.ndarray:
+    def observe(self, world: ParticleWorld) -> np.ndarray:
         velocity = np.concatenate([world.velocity, np.zeros_like(world.velocity[:, :1])], axis=1)
         return joined(
             world,
@@ -76,7 +76,7 @@ class SimpleTag(Scenario):
             velocity[:, self._seen],
         )
 
-    def reward(self, world: World) -> np.ndarray:
+    def reward(self, world: ParticleWorld) -> np.ndarray:
         caught = self._catches(world)
         d = np.abs(world.agents[:, self.n_adversaries :])
         penalty = np.where(d < 0.9, 0.0, np.where(d < 1.0, (d - 0.9) * 10, np.exp(2 * np.minimum(d, 3.0) - 2)))
@@ -85,11 +85,11 @@ class SimpleTag(Scenario):
         hunters = np.repeat(CATCH * caught.sum(axis=(1, 2))[:, None], self.n_adversaries, axis=1)
         return np.concatenate([hunters, good], axis=1)
 
-    def measure(self, world: World) -> dict[str, np.ndarray]:
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         return {"catches": self._catches(world).sum(axis=(1, 2))}
 
     def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Shades of red for adversaries, of green for good agents."""
+        """Return fill and outline [E, 3] uint8: shades of red for adversaries, of green for good agents."""
         fill, outline = super().colours(goal)
         for first, count, channel in ((0, self.n_adversaries, 0), (self.n_adversaries, self.n_good, 1)):
             shade = np.linspace(0, 1, count + 1)[:-1]
@@ -97,14 +97,14 @@ class SimpleTag(Scenario):
             fill[first : first + count, channel] = 225
         return fill, outline
 
-    def _catches(self, world: World) -> np.ndarray:
-        """[n_envs, n_adversaries, n_good] bool."""
+    def _catches(self, world: ParticleWorld) -> np.ndarray:
+        """Return which adversaries touch which good agents, [n_envs, n_adversaries, n_good] bool."""
         touching = self._in_contact(world, self._hunter, self._hunted)
         return touching.reshape(-1, self.n_adversaries, self.n_good)
 
 
 def _layout(adversaries: int, good: int, obstacles: int) -> Parts:
-    """Of an agent that sees so many others."""
+    """Return the layout of an agent that observes so many others."""
     return parts(
         velocity=2,
         position=2,

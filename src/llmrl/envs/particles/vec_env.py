@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,32 +12,37 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.envs.env_errors import guarded
+from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import DARK, Scenario
-from llmrl.envs.particles.world import World
 
 
 class ParticlesEnv:
-    """`n_envs` games of a scenario in lock step; what happens in them is the scenario's (`simple_spread`, ...).
+    """A vectorised environment of `n_envs` games of a scenario (`simple_spread`, ...).
 
     **Agents** are in the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good
     agents, in simple_speaker_listener the speaker before its listeners. `spec.n_agents` counts them all.
 
-    **Observation.** `vector` [n_envs, n_agents, D] float32: each agent's own view, shorter ones filled up with zeros to
-    the longest; `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.layout`). `action_mask`
-    [n_envs, n_agents, n_actions] bool, only where agents differ in what they can do.
+    **Observation.** `vector` [n_envs, n_agents, D] float32: each agent's observation, padded with zeros to the longest;
+    `spec.observation["vector"].parts` names its entries (`llmrl.envs.particles.vector_layout`). `action_mask`
+    [n_envs, n_agents, n_actions] bool, only if agents have different actions.
 
     **End.** Truncated after `horizon` steps; no other end.
 
     Args:
         seeds: the environment's node of the seed tree.
-        scenario: the game.
+        scenario: scenario of the games.
         n_envs: games in lock step.
-        horizon: steps an episode; a step is 0.1 seconds of the world.
-        engine: who plays: arrays of all games at once, or the objects of the `mpe2` package one after the other. Both
-            play the same games from the same seed, equal up to rounding.
+        horizon: steps per episode; a step is 0.1 seconds of the world.
+        engine: `batched`, arrays of all games at once; or `mpe2`, the objects of that package, one after the other.
+            Both play the same games from the same seed, equal up to rounding.
+
+    Attributes:
+        place: (i, n): the first game starts as game i of n does (`llmrl.loops.independent_games.OneGame`).
     """
 
     spec: EnvSpec
+    place = (0, 1)
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class ParticlesEnv:
         horizon: PositiveInt = 25,
         engine: Literal["batched", "mpe2"] = "batched",
     ) -> None:
+        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         self._scenario, self._horizon = scenario, horizon
         bodies, n_actions = scenario.bodies, len(scenario.action_names)
         channels = {"vector": Channel((scenario.width,), "float32", parts=scenario.layouts)}
@@ -64,27 +71,34 @@ class ParticlesEnv:
             metrics=scenario.metrics,
             agent_names=bodies.agents,
         )
-        self.world = World(bodies, n_envs, scenario.words, len(scenario.guides))
+        self.world = ParticleWorld(bodies, n_envs, scenario.words, len(scenario.guides))
         self._real = None
         if engine == "mpe2":
             from llmrl.envs.particles.mpe2_games import Mpe2Games
 
             self._real = Mpe2Games(scenario, n_envs, horizon)
         self._groups = 1
-        self._rng = seeds.numpy("starts")
+        self._rngs = [seeds.numpy("starts")]  # one for each equal group of games
         self._started = np.zeros(n_envs, dtype=bool)
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` reseeds the draw of starts."""
+    def one_game(self) -> ParticlesEnv:
+        """Return the same environment with a single independent game."""
+        made: Any = self._made_of
+        return guarded(ParticlesEnv(**made, n_envs=1))
+
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
+        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+
+        `seed` reseeds the draw of starts; a sequence seeds equal groups of games separately (`VecEnv.reset`)."""
         n_envs = self.spec.n_envs
         if seed is not None:
-            self._rng = Seeds(seed).numpy("starts")
+            several = seed if isinstance(seed, Sequence) else [seed]
+            self._rngs = [Seeds(each).numpy("starts") for each in several]
         chosen = np.ones(n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        # A draw for every game, also those that go on, so that what one game draws does not hang on the others.
-        position, goal = self._scenario.draw(self._rng, n_envs // self._groups)
-        self.world.place(chosen, np.tile(position, (self._groups, 1, 1)), np.tile(goal, (self._groups, 1)))
+        # Draws for every game, even those that go on, so that a game's draws do not depend on the other games.
+        self.world.place(chosen, *self._starts())
         if self._real is not None:
             self._real.start(self.world, chosen)
         self._time[chosen] = 0
@@ -92,11 +106,20 @@ class ParticlesEnv:
         self._started |= chosen
         return self._observe()
 
+    def _starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions [n_envs, E, 2] and goals [n_envs, G] of new games."""
+        (first, of), groups = self.place, len(self._rngs)
+        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
+        drawn = [self._scenario.draw(rng, max(of, size)) for rng in self._rngs]
+        position, goal = (np.concatenate([each[i][first : first + size] for each in drawn]) for i in range(2))
+        copies = self.spec.n_envs // len(position)
+        return np.tile(position, (copies, 1, 1)), np.tile(goal, (copies, 1))
+
     def step(self, action: Array) -> Step:
-        """Let all agents act, `action` [n_envs, n_agents]; games that have ended stay as they are.
+        """Advance all games by `action` [n_envs, n_agents]. Games that have ended stay as they are.
 
         Raises:
-            ValueError: an action does not exist or is not the agent's to take, or a game was never reset.
+            ValueError: wrong shape, an action does not exist or is not legal for the agent, or a game was never reset.
         """
         chosen = self._checked(np.asarray(action))
         active = ~self._ended
@@ -126,22 +149,24 @@ class ParticlesEnv:
         self._groups = groups
 
     def set_mechanism(self, values: Array) -> None:
-        """Raises ConfigError: there is no mechanism."""
+        """Raise ConfigError: there is no mechanism."""
         raise ConfigError(f"{self.spec.name} has no mechanism: use principal=none")
 
     def set_context(self, context: int) -> None:
-        """Raises ConfigError: there are no contexts."""
+        """Raise ConfigError: there are no contexts."""
         raise ConfigError(f"{self.spec.name} has no contexts, so there is no context {context}")
 
     def render(self, index: int = 0) -> np.ndarray:
-        """Game `index` as [320, 320, 3] uint8: agents in colours of their own, landmarks and obstacles grey or in the
-        colour that tells them apart; the outline of an agent with a goal has the colour of that landmark."""
+        """Return a frame of game `index`, [320, 320, 3] uint8.
+
+        Agents have distinct colours; landmarks and obstacles are grey, or coloured if they are goals. The outline of an
+        agent with a goal has the colour of its landmark."""
         fill, outline = self._scenario.colours(self.world.goal[index])
         return draw(self.world.position[index], self.world.bodies.size, fill, outline)
 
     def state_dict(self) -> State:
         return {
-            "rng": self._rng.bit_generator.state,
+            "rngs": [rng.bit_generator.state for rng in self._rngs],
             "world": self.world.state_dict(),
             "started": self._started.copy(),
             "time": self._time.copy(),
@@ -149,7 +174,11 @@ class ParticlesEnv:
         }
 
     def load_state_dict(self, state: State) -> None:
-        self._rng.bit_generator.state = state["rng"]
+        # States saved by an earlier version have a single generator, `rng`.
+        saved = state.get("rngs") or [state["rng"]]
+        self._rngs = [np.random.default_rng() for _ in saved]
+        for rng, each in zip(self._rngs, saved, strict=True):
+            rng.bit_generator.state = each
         self.world.load_state_dict(state["world"])
         self._started = state["started"].copy()
         self._time = state["time"].copy()
@@ -185,17 +214,17 @@ class ParticlesEnv:
 
 
 SIDE = 320  # pixels
-VIEW = 1.25  # half-width of what is shown, units, unless somebody is further out
+VIEW = 1.25  # half-width of the view, units, unless a disc is further out
 _PAPER, _FRAME = 244, 205
-_SMALLEST = 7.0  # radius that can still be told apart, pixels
+_SMALLEST = 7.0  # smallest distinguishable radius, pixels
 _OUTLINE = 3.0  # pixels
 
 
 def draw(position: np.ndarray, size: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
-    """Discs at `position` [E, 2] with radius `size` [E] and colours [E, 3], as [320, 320, 3] uint8; y points up.
+    """Return a frame of discs at `position` [E, 2] with radius `size` [E] and colours [E, 3], [320, 320, 3] uint8.
 
-    The view is the square of half-width 1.25 around the origin, wider if a disc would not fit. The frame in it is the
-    square of half-width 1 in which games start. Large discs are drawn first, so that none hides a smaller one.
+    The view is the square of half-width 1.25 around the origin, wider if a disc would not fit; y points up. The drawn
+    border is the square of half-width 1 in which games start. Large discs are drawn first, below smaller ones.
     """
     half = max(VIEW, float(np.max(np.abs(position) + size[:, None], initial=0.0)))
     scale = SIDE / 2 / half

@@ -17,9 +17,9 @@ from minigrid.core.world_object import WorldObj
 from minigrid.minigrid_env import MiniGridEnv
 from numpy.typing import NDArray
 
-from llmrl.envs.rooms import picture
+from llmrl.envs.rooms import grid_rendering
+from llmrl.envs.rooms.grid_world import NOBODY
 from llmrl.envs.rooms.tasks import OneRoom
-from llmrl.envs.rooms.world import NOBODY
 
 _UNSEEN = (0, 0, 0)
 _EMPTY = (1, 0, 0)
@@ -101,7 +101,7 @@ class RoomEnv(MiniGridEnv):
         if not self._mapped:
             return np.asarray(super().get_full_render(highlight, tile_size))  # type: ignore[no-untyped-call]
         x, y = self.agent_pos
-        return picture.draw(self.grid.encode(), (int(x), int(y)), self.agent_dir, self.seen, tile_size=tile_size)
+        return grid_rendering.draw(self.grid.encode(), (int(x), int(y)), self.agent_dir, self.seen, tile_size=tile_size)
 
     def _cell(self, x: int, y: int) -> tuple[int, int, int]:
         item = self.grid.get(x, y)

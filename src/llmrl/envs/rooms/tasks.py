@@ -1,7 +1,7 @@
-"""The rooms of the policy teacher (Zhou et al., 2023, arXiv 2311.13373): how they are laid out, and what solves them.
+"""Tasks in rooms of the policy teacher (Zhou et al., 2023, arXiv 2311.13373): their layouts and success criteria.
 
-A task draws layouts and judges events. It knows neither games in lock step nor observations, so that the batched
-environment and the one built on MiniGrid draw the same layouts from the same random numbers.
+A task draws layouts and judges events, independently of games in lock step and of observations. The batched environment
+and the one built on MiniGrid therefore draw the same layouts from the same random numbers.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.envs.rooms.world import BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, Events, Layout
+from llmrl.envs.rooms.grid_world import BLUE, DOOR, EMPTY, GREY, KEY, LAVA, LOCKED, RED, WALL, RoomEvents, RoomLayout
 
 _COLOURS = 6
 Cell = tuple[int, int]
 
 
-class Task(ABC):
-    """What a game is about.
+class RoomTask(ABC):
+    """Base class of tasks.
 
     Attributes:
         name: option name of the environment, e.g. `simple_doorkey`.
         mission: the task in words.
-        width, height: cells of the grid.
-        horizon: steps after which a game is customarily cut.
+        width, height: size of the grid, cells.
+        horizon: default number of steps after which a game is truncated.
         has_lava: whether a game can end in lava.
     """
 
@@ -39,32 +39,33 @@ class Task(ABC):
     has_lava: bool = False
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator) -> Layout:
-        """A layout for a new game."""
+    def draw(self, rng: np.random.Generator) -> RoomLayout:
+        """Return a layout for a new game."""
 
-    def success(self, events: Events) -> NDArray[np.bool_]:
-        """In which games, [n], this step solved the task: a door was opened."""
+    def success(self, events: RoomEvents) -> NDArray[np.bool_]:
+        """Return whether the step solved the task, [n] bool; by default, whether a door was opened."""
         return events.opened
 
 
-class OneRoom(Task):
+class OneRoom(RoomTask):
     """A walled room in the top left corner of the grid, with locked doors in its outer wall and nothing behind them.
 
-    Width and height of the room, walls included, are drawn independently and uniformly; the agent starts on any free
-    cell, with any heading. What is outside the room is empty and never seen.
+    Width and height of the room, walls included, are drawn independently and uniformly. The agent starts on a random
+    free cell, with a random heading. Cells outside the room are empty and never seen.
 
     Args:
-        min_size, max_size: least and largest width and height of the room, walls included; the grid is `max_size` wide
-            and high.
+        min_size, max_size: minimum and maximum width and height of the room, walls included, cells. `max_size` is also
+            the width and height of the grid.
+        objects: number of keys and lava cells that the smallest room must hold beside the agent.
 
     Raises:
-        ConfigError: sizes that are no range, or too small for what the room must hold.
+        ConfigError: `max_size` is below `min_size`, or the smallest room has no space for the objects.
     """
 
     mission = "open the door"
 
     def __init__(self, min_size: PositiveInt, max_size: PositiveInt, objects: int = 1) -> None:
-        # Keys and lava, and a free cell for the agent.
+        # Space for the objects and a free cell for the agent.
         least = next(size for size in range(4, objects + 5) if (size - 2) ** 2 > objects)
         if min_size < least:
             raise ConfigError(f"{self.name}: min_size={min_size} has no space for the objects; {least} is the least")
@@ -73,11 +74,11 @@ class OneRoom(Task):
         self._min_size, self._max_size = min_size, max_size
         self.width = self.height = max_size
 
-    def draw(self, rng: np.random.Generator) -> Layout:
+    def draw(self, rng: np.random.Generator) -> RoomLayout:
         width, height = (int(size) for size in rng.integers(self._min_size, self._max_size + 1, size=2))
         room = Room(rng, (self.width, self.height), width, height)
         self.furnish(room)
-        return Layout(room.cells, room.free_cell(), int(rng.integers(4)))
+        return RoomLayout(room.cells, room.free_cell(), int(rng.integers(4)))
 
     @abstractmethod
     def furnish(self, room: Room) -> None:
@@ -85,7 +86,7 @@ class OneRoom(Task):
 
 
 class SimpleDoorKey(OneRoom):
-    """A door and the key to it, of any colour, anywhere."""
+    """A door and its key, of a random colour, at random places."""
 
     name = "simple_doorkey"
 
@@ -99,7 +100,7 @@ class SimpleDoorKey(OneRoom):
 
 
 class LavaDoorKey(OneRoom):
-    """As `SimpleDoorKey`, and one cell of lava, which is not the cell in front of the door."""
+    """The layout of `SimpleDoorKey` with one cell of lava, which is not the cell in front of the door."""
 
     name = "lava_doorkey"
     has_lava = True
@@ -110,16 +111,17 @@ class LavaDoorKey(OneRoom):
     def furnish(self, room: Room) -> None:
         colour = room.draw(_COLOURS)
         front = room.door(room.draw(4), colour)
-        # Lava first: it cannot be moved, and a key takes any cell that is left.
+        # Lava first, because its place is restricted; the key takes any cell that is left.
         room.put(LAVA, RED, but_not=[front])
         room.put(KEY, colour)
 
 
 class ColoredDoorKey(OneRoom):
-    """A blue door, one blue key, and red keys that open nothing; no key lies in front of the door.
+    """A blue door, one blue key, and red keys that open nothing. No key lies in front of the door.
 
     Args:
-        n_keys: keys in the room, red ones and the blue one; as many as published: 2.
+        min_size, max_size: as in `OneRoom`.
+        n_keys: number of keys, the blue one included; 2 in the paper.
     """
 
     name = "colored_doorkey"
@@ -135,9 +137,9 @@ class ColoredDoorKey(OneRoom):
 
 
 class TwoDoor(OneRoom):
-    """Two doors of one colour in opposite walls, either of which solves the task, and the key in the middle.
+    """Two doors of one colour in opposite walls, and their key in the middle. Opening either door solves the task.
 
-    The key lies on one of the four central cells (of an odd width or height: the middle one and the one before it).
+    The key lies on one of the four central cells (for an odd width or height, the middle cell and the one before it).
     """
 
     name = "two_door"
@@ -155,10 +157,10 @@ class TwoDoor(OneRoom):
 
 
 class Room:
-    """A room being laid out.
+    """A room whose layout is being drawn.
 
     Attributes:
-        cells: kind, colour and state, [W, H, 3] uint8.
+        cells: kind, colour and state of all cells of the grid, [W, H, 3] uint8.
     """
 
     def __init__(self, rng: np.random.Generator, grid: tuple[int, int], width: int, height: int) -> None:
@@ -169,11 +171,11 @@ class Room:
         self.cells[1 : width - 1, 1 : height - 1] = (EMPTY, 0, 0)
 
     def draw(self, n: int) -> int:
-        """One of 0 .. n - 1."""
+        """Return a uniform random integer in 0 .. n - 1."""
         return int(self._rng.integers(n))
 
     def free_cell(self, but_not: Iterable[Cell] = ()) -> Cell:
-        """An empty cell of the room."""
+        """Return a uniformly drawn empty cell of the room that is not in `but_not`."""
         free = self.cells[: self.width, : self.height, 0] == EMPTY
         for cell in but_not:
             free[cell] = False
@@ -185,8 +187,8 @@ class Room:
         self.cells[self.free_cell(but_not)] = (kind, colour, 0)
 
     def door(self, side: int, colour: int) -> Cell:
-        """Put a locked door anywhere into the wall on `side` (0 east, 1 south, 2 west, 3 north); returns the cell in
-        front of it."""
+        """Put a locked door at a random place into the wall on `side` (0 east, 1 south, 2 west, 3 north); return the
+        cell in front of it."""
         along = 1 + self.draw((self.height if side % 2 == 0 else self.width) - 2)
         far_x, far_y = self.width - 1, self.height - 1
         door, front = {

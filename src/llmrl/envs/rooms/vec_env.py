@@ -1,9 +1,9 @@
-"""Rooms as a vectorised environment: many games of one task in lock step."""
+"""Rooms as a `VecEnv`: many games of one task in lock step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,67 +13,73 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.envs.rooms import picture
-from llmrl.envs.rooms.tasks import Task
-from llmrl.envs.rooms.views import MAX_VIEW, Eyes, SeenMap, Sight
-from llmrl.envs.rooms.world import ACTION_NAMES, World
+from llmrl.envs.env_errors import guarded
+from llmrl.envs.rooms import grid_rendering
+from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
+from llmrl.envs.rooms.tasks import RoomTask
+from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, FieldOfView, Viewer
 
 ChannelName = Literal["grid", "view", "direction"]
 
 CODES = (11, 6, 3, 5)
-"""Codes of a cell: MiniGrid's objects, colours and states of doors; and the agent's heading, 4 where it is not."""
+"""Numbers of codes of a cell: MiniGrid's objects, colours and door states, and the agent's heading (4: no agent)."""
 
 
 class RoomsEnv:
-    """`n_envs` games of one agent each, as arrays.
+    """A vectorised environment of `n_envs` games with one agent each.
 
     **Actions.** Those of MiniGrid: left, right, forward, pickup, drop, toggle, done (which does nothing).
 
     **Reward.** 1 - 0.9 * step / horizon in the step that solves the task, 0 in all others.
 
-    **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: all cells seen since the game began with what they hold now, and
-    the agent (`SeenMap.image`). `view` [n_envs, 1, v, v, 3] uint8: what is in front of the agent, as MiniGrid shows it
-    (`Eyes.view`). `direction` [n_envs, 1, 4] float32: the heading, one-hot.
+    **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: current contents of all cells seen since the game began, and the
+    agent (`ExploredMap.image`). `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view of the cells in front of the agent
+    (`Viewer.view`). `direction` [n_envs, 1, 4] float32: heading, one-hot.
 
-    **End.** Terminated when the task is solved and when the agent steps into lava; truncated after `horizon` steps. As
-    in MiniGrid, the last step can be both.
+    **End.** Terminated when the task is solved or the agent steps into lava; truncated after `horizon` steps. As in
+    MiniGrid, the last step can be both.
 
-    **Layouts.** The k-th layout of a game is a function of the seed, the game's index and k, so the games that follow a
-    seeded reset are the same whatever the agents do.
+    **Layouts.** The k-th layout of a game is a function of the seed, the game's index and k. The games after a seeded
+    reset are therefore the same whatever the agents do.
 
     Args:
         seeds: the environment's node of the seed tree.
-        task: what is laid out, and what solves it.
+        task: task, which draws layouts and judges success.
         n_envs: games in lock step.
-        agent_view_size: cells of the agent's view along either axis, for `view` and for what `grid` has seen. Odd, 3 to
-            31.
-        horizon: steps an episode; None: the task's customary number.
-        observe: channels agents see.
+        agent_view_size: width and height of the agent's view, cells, for `view` and for the cells that `grid` has seen.
+            Odd, 3 to 31.
+        horizon: steps per episode; None: the task's default.
+        observe: channels that agents observe.
+
+    Attributes:
+        place: (i, n): the first game has the layouts of game i of n (`llmrl.loops.independent_games.OneGame`).
 
     Raises:
-        ConfigError: a view size that is even or out of range, or no channel, or one twice.
+        ConfigError: a view size that is even or out of range, no channel, or a repeated one.
     """
 
     spec: EnvSpec
+    place = (0, 1)
 
     def __init__(
         self,
         seeds: Seeds,
-        task: Task,
+        task: RoomTask,
         n_envs: PositiveInt = 16,
         agent_view_size: PositiveInt = 3,
         horizon: PositiveInt | None = None,
         observe: Sequence[ChannelName] = ("grid",),
     ) -> None:
+        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW:
             raise ConfigError(f"agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
         if not observe or len(set(observe)) < len(observe):
             raise ConfigError(f"observe={list(observe)} must name one or more of grid, view, direction, each once")
         self._task = task
         self._horizon = horizon or task.horizon
-        self._world = World(n_envs, task.width, task.height, margin=agent_view_size - 1)
-        self._eyes = Eyes(self._world, agent_view_size)
-        self._map = SeenMap(self._world) if "grid" in observe else None
+        self._world = GridWorld(n_envs, task.width, task.height, margin=agent_view_size - 1)
+        self._eyes = Viewer(self._world, agent_view_size)
+        self._map = ExploredMap(self._world) if "grid" in observe else None
         channels = {
             "grid": Channel((task.width, task.height, 4), "uint8", 0, 10, codes=CODES),
             "view": Channel((agent_view_size, agent_view_size, 3), "uint8", 0, 10, codes=CODES[:3]),
@@ -90,23 +96,34 @@ class RoomsEnv:
             horizon=self._horizon,
             metrics=metrics,
         )
-        self._root = seeds.integer("layouts")
+        self._roots = [seeds.integer("layouts")]  # one for each equal group of games
         self._groups = 1
         self._drawn = np.zeros(n_envs, dtype=np.int64)  # layouts since the last seeding
         self._terminated = np.zeros(n_envs, dtype=bool)
         self._truncated = np.zeros(n_envs, dtype=bool)
 
-    def reset(self, mask: Array | None = None, seed: int | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of layouts."""
+    def one_game(self) -> RoomsEnv:
+        """Return the same environment with a single independent game."""
+        made: Any = self._made_of
+        return guarded(RoomsEnv(**made, n_envs=1))
+
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
+        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+
+        `seed` begins new series of layouts; a sequence seeds equal groups of games separately (`VecEnv.reset`)."""
         if seed is not None:
-            self._root = Seeds(seed).integer("layouts")
+            several = seed if isinstance(seed, Sequence) else [seed]
+            self._roots = [Seeds(each).integer("layouts") for each in several]
             self._drawn[:] = 0
         n_envs = self.spec.n_envs
         chosen = np.arange(n_envs) if mask is None else np.flatnonzero(np.asarray(mask, dtype=bool))
         games = chosen.tolist()
-        streams = Seeds(self._root)
-        per_group = n_envs // self._groups
-        numbers = [streams.child(game % per_group).numpy(int(self._drawn[game])) for game in games]
+        streams = [Seeds(root) for root in self._roots]
+        own = self.spec.games_per_group(len(streams))  # games that share a root
+        alike = own if len(streams) > 1 else n_envs // self._groups
+        numbers = [
+            streams[game // own].child(self.place[0] + game % alike).numpy(int(self._drawn[game])) for game in games
+        ]
         self._world.begin(games, [self._task.draw(rng) for rng in numbers])
         self._drawn[chosen] += 1
         self._terminated[chosen] = self._truncated[chosen] = False
@@ -115,10 +132,10 @@ class RoomsEnv:
         return self._observe()
 
     def step(self, action: Array) -> Step:
-        """Let the agents do `action` [n_envs, 1]; games that have ended stay as they are.
+        """Advance all games by `action` [n_envs, 1]. Games that have ended stay as they are.
 
         Raises:
-            ValueError: an action is not 0 to 6, or a game was never reset.
+            ValueError: wrong shape, an action is not in 0 .. 6, or a game was never reset.
         """
         chosen = np.asarray(action)
         if chosen.shape != (self.spec.n_envs, 1):
@@ -147,7 +164,7 @@ class RoomsEnv:
         )
 
     def pair_games(self, groups: int) -> None:
-        """Lay out game i of each of `groups` equal groups of games alike, from the next reset on."""
+        """Give game i of each of `groups` equal groups of games the same layouts from the next reset on."""
         self.spec.games_per_group(groups)
         if groups != self._groups:
             self._groups = groups
@@ -160,10 +177,10 @@ class RoomsEnv:
         raise ConfigError(f"{self.spec.name} has no contexts")
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
-        """Game `index`, [32 * H, 32 * W, 3] uint8, drawn by MiniGrid.
+        """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, drawn by MiniGrid.
 
-        Agents that see `grid` are shown with their map: cells they have never seen are light grey. Otherwise the whole
-        world is shown, with what is in sight highlighted.
+        If agents observe `grid`, the frame shows their map, with unseen cells in light grey. Otherwise it shows the
+        whole world, with the visible cells highlighted.
 
         Raises:
             ConfigError: the game was never reset.
@@ -173,16 +190,16 @@ class RoomsEnv:
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
-            return picture.draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
-        now = SeenMap(self._world)
+            return grid_rendering.draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
+        now = ExploredMap(self._world)
         now.add(self._eyes.look())
-        return picture.draw(cells, (x, y), heading, bright=self._world.without_margin(now.seen)[index])
+        return grid_rendering.draw(cells, (x, y), heading, bright=self._world.without_margin(now.seen)[index])
 
     def state_dict(self) -> State:
         return {
             "world": self._world.state_dict(),
             "map": None if self._map is None else self._map.state_dict(),
-            "root": self._root,
+            "roots": list(self._roots),
             "groups": self._groups,
             "drawn": self._drawn.copy(),
             "terminated": self._terminated.copy(),
@@ -193,16 +210,17 @@ class RoomsEnv:
         self._world.load_state_dict(state["world"])
         if self._map is not None:
             self._map.load_state_dict(state["map"])
-        self._root, self._groups = state["root"], state["groups"]
+        # States saved by an earlier version have a single root, `root`.
+        self._roots, self._groups = list(state.get("roots") or [state["root"]]), state["groups"]
         self._drawn = state["drawn"].copy()
         self._terminated = state["terminated"].copy()
         self._truncated = state["truncated"].copy()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there are no resources."""
 
     def _observe(self) -> Observation:
-        sight: Sight | None = None
+        sight: FieldOfView | None = None
         if self._map is not None or "view" in self.spec.observation:
             sight = self._eyes.look()
         seen: Observation = {}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.records import State
-from llmrl.envs.rooms.world import AHEAD, DOOR, OPEN, WALL, World, as_bytes, code
+from llmrl.envs.rooms.grid_world import AHEAD, DOOR, OPEN, WALL, GridWorld, as_bytes, code
 
 MAX_VIEW = 31
 _LARGEST_TABLE = 9  # 2 * 4**9 entries of two bytes: a megabyte
@@ -23,12 +23,12 @@ Bits = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Sight:
+class FieldOfView:
     """What is in sight of each agent. View cells are (i, j) as in MiniGrid: the agent is at (v // 2, v - 1) and looks
     towards j = 0; i grows to its right.
 
     Attributes:
-        index: where in `World.cells.ravel()` each cell of the view lies, [n, v, v].
+        index: where in `GridWorld.cells.ravel()` each cell of the view lies, [n, v, v].
         cells: their content, [n, v, v] uint32.
         visible: whether they are in sight, [n, v, v] bool.
     """
@@ -38,15 +38,16 @@ class Sight:
     visible: NDArray[np.bool_]
 
 
-class Eyes:
-    """Looks at a `World` through views of `view_size` x `view_size` cells; walls and closed doors hide what is behind.
+class Viewer:
+    """Looks at a `GridWorld` through views of `view_size` x `view_size` cells; walls and closed doors hide what is
+    behind.
 
     Args:
         world: the games; its margin is at least `view_size` - 1.
         view_size: odd, 3 to 31.
     """
 
-    def __init__(self, world: World, view_size: int) -> None:
+    def __init__(self, world: GridWorld, view_size: int) -> None:
         self._world, self._size = world, view_size
         right = np.stack([-AHEAD[:, 1], AHEAD[:, 0]], axis=1)
         i, j = np.meshgrid(np.arange(view_size), np.arange(view_size), indexing="ij")
@@ -55,15 +56,15 @@ class Eyes:
         self._offset = (away + aside) @ (world.stride, 1)
         self._bit = 1 << np.arange(view_size)
 
-    def look(self) -> Sight:
+    def look(self) -> FieldOfView:
         index = self._world.at[:, None, None] + self._offset[self._world.heading]
         cells = self._world.cells.reshape(-1)[index]
         content = as_bytes(cells)
         kind, state = content[..., 0], content[..., 2]
         hides = (kind == WALL) | ((kind == DOOR) & (state != OPEN))
-        return Sight(index, cells, self._visible(self._bit @ ~hides))
+        return FieldOfView(index, cells, self._visible(self._bit @ ~hides))
 
-    def view(self, sight: Sight) -> NDArray[np.uint8]:
+    def view(self, sight: FieldOfView) -> NDArray[np.uint8]:
         """MiniGrid's `image`: kind, colour and state of what is in sight, and on its own cell what the agent carries.
         [n, v, v, 3] uint8."""
         shown = np.where(sight.visible, sight.cells, 0)
@@ -85,7 +86,7 @@ class Eyes:
         return visible
 
 
-class SeenMap:
+class ExploredMap:
     """Which cells of its grid each agent has had in sight since its game began, and what they hold now.
 
     Args:
@@ -95,7 +96,7 @@ class SeenMap:
         seen: whether each cell was ever in sight, with the world's margin, [n, W + 2 * margin, H + 2 * margin] bool.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: GridWorld) -> None:
         self._world = world
         self.seen = np.zeros(world.cells.shape, dtype=bool)
 
@@ -103,7 +104,7 @@ class SeenMap:
         """Nothing has been seen in `games`, which begin anew."""
         self.seen[games] = False
 
-    def add(self, sight: Sight) -> None:
+    def add(self, sight: FieldOfView) -> None:
         """Remember what is in sight."""
         self.seen.reshape(-1)[sight.index[sight.visible]] = True
 

@@ -1,4 +1,4 @@
-"""Gymnasium's environments put into words, for players that read."""
+"""Text interfaces of Gymnasium's environments, for language-model players."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from llmrl.core.trust import NOBODY, Trust
 if TYPE_CHECKING:
     import gymnasium
 
-    from llmrl.envs.gym.games import GameMaker
-    from llmrl.envs.gym.protocols import Describer
-    from llmrl.envs.gym.success import Criterion
+    from llmrl.envs.gym.env_factory import EnvFactory
+    from llmrl.envs.gym.interfaces import Describer
+    from llmrl.envs.gym.success import SuccessCriterion
 
 
-def describer(text: str, maker: GameMaker, criterion: Criterion | None = None) -> Describer:
-    """`describer_of` an environment that `maker` makes; whatever engine plays, Gymnasium's own is looked at.
+def describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion | None = None) -> Describer:
+    """Return `describer_of` an environment that `env_factory` makes, always with Gymnasium's own engine.
 
     Raises:
-        ConfigError: as `describer_of` and `GameMaker.make`.
+        ConfigError: see `describer_of` and `EnvFactory.make`.
     """
-    from llmrl.envs.gym.stock import make
+    from llmrl.envs.gym.gymnasium_games import make
 
-    env = make(maker, render=False)
+    env = make(env_factory, render=False)
     try:
-        return describer_of(text, env, criterion, maker.trust)
+        return describer_of(text, env, criterion, env_factory.trust)
     finally:
         env.close()
 
 
 def describer_of(
-    text: str, env: gymnasium.Env[Any, Any], criterion: Criterion | None = None, trust: Trust = NOBODY
+    text: str, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None, trust: Trust = NOBODY
 ) -> Describer:
-    """What puts an environment into words.
+    """Return the text interface of an environment.
 
     Args:
         text: a shipped text (`taxi`), a file (`my/game.yaml`), a class (`package.module.Class`, called with the
-            environment), `own` (the environment says it itself, see `own.OwnWords`) or `auto` (names and ranges of its
-            spaces).
-        env: the environment; it is only looked at.
-        criterion: what makes an episode a success, which is told (a class says it itself); None: nothing does.
-        trust: which modules a class may be in.
+            environment), `own` (the environment's own texts, see `describers.EnvDescriber`) or `auto` (names and ranges
+            of its spaces).
+        env: environment to describe; it is only inspected.
+        criterion: criterion of a successful episode, which the text states (a class must state it itself); None: none.
+        trust: modules in which a class may be defined.
 
     Raises:
-        ConfigError: there is no such text, its class is not trusted, it lacks something, or it is not about this
+        ConfigError: there is no such text, its class is not trusted, it is incomplete, or it describes another
             environment.
     """
-    from llmrl.envs.texts.find import find
+    from llmrl.envs.texts.registry import find_describer
 
-    return find(text, env, criterion, trust)
+    return find_describer(text, env, criterion, trust)

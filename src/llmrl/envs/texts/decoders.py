@@ -16,7 +16,7 @@ class Decoder(Protocol):
         names: of what it tells; the text's observation describes each.
         facts: that the text's goal may name as `{name}`.
         arguments: of the environment, which the facts and what is told of an observation speak of.
-        states: see `GameText.states`.
+        states: see `EnvDescription.states`.
     """
 
     @property

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.texts.arguments import shown
-from llmrl.envs.texts.filling import Cases
+from llmrl.envs.texts.env_arguments import shown
+from llmrl.envs.texts.placeholders import Cases
 
 _KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
 _FIELD_KEYS = ("description", "unit", "range", "values", "size", "fields")
@@ -65,15 +65,15 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Text:
+class DescriptionFile:
     """What a file says of an environment.
 
     Attributes:
         where: the file, for messages.
         goal: what the game is, what is rewarded, when it ends; `{name}` stands for a fact that the decoder knows, or
-            for an argument of the environment (`filling.Filling`).
+            for an argument of the environment (`placeholders.Placeholders`).
         arguments: what values of arguments mean.
-        success: what criteria of success mean in this game (`circumstances.success`).
+        success: what criteria of success mean in this game (`instance_facts.success`).
         observation: the fields of an observation, in the order of its numbers, members or keys.
         actions: (what to answer, what it does), in the order of the actions.
         decoder: what takes observations apart, see `decoders.DECODERS`; empty for the spaces' own structure.
@@ -90,7 +90,7 @@ class Text:
     decimals: int = DECIMALS
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> DescriptionFile:
     """The text in a YAML file.
 
     Raises:
@@ -107,7 +107,7 @@ def read_text(path: Path) -> Text:
     return parse_text(content, str(path))
 
 
-def parse_text(content: Any, where: str) -> Text:
+def parse_text(content: Any, where: str) -> DescriptionFile:
     """The text that a mapping holds; `where` is its name in messages.
 
     Raises:
@@ -119,7 +119,7 @@ def parse_text(content: Any, where: str) -> Text:
     decimals = content.get("decimals", DECIMALS)
     if not isinstance(decimals, int) or isinstance(decimals, bool) or not 0 <= decimals <= 12:
         raise ConfigError(f"{where}: decimals={decimals!r}: a whole number from 0 to 12 is needed")
-    return Text(
+    return DescriptionFile(
         where,
         goal=_words(content, "goal", where),
         arguments=_cases(content.get("arguments", {}), f"{where}: arguments"),

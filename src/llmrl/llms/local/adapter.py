@@ -1,4 +1,4 @@
-"""A LoRA adapter over a local model: weights that training wrote beside those of the model, loaded through peft."""
+"""LoRA adapters of local models, loaded through peft from the folders that training writes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 BASE = "trained_on.json"
-"""Which weights the adapter was trained on: `model` and `revision` as they were named, and `files`, the fingerprint of
-the model's folder (null for a model of the hub)."""
+"""File that names the weights that an adapter was trained on: `model`, `revision`, and `files`, the fingerprint of the
+model's folder (null for a model of the hub)."""
 
 _REMEDY = (
     "What works: the folder `adapter` in the run folder of llmrl-finetune, or one that peft's save_pretrained wrote."
@@ -26,10 +26,10 @@ _REMEDY = (
 
 
 def check_adapter(adapter: str) -> None:
-    """Cheap test that `adapter` could be loaded: nothing is read but the folder's listing.
+    """Check that `adapter` could be loaded, reading only the folder's listing.
 
     Raises:
-        LLMError: peft is not installed, the folder does not exist or holds no adapter.
+        LLMError: peft is not installed, or the folder does not exist or holds no adapter.
     """
     if importlib.util.find_spec("peft") is None:
         raise LLMError(f"llm.adapter={adapter} needs the optional package peft: pip install 'llmrl[finetune]'")
@@ -44,16 +44,16 @@ def check_adapter(adapter: str) -> None:
 
 
 def check_base(adapter: str, model: str, revision: str | None, files: str | None) -> None:
-    """Refuse an adapter on weights it was not trained on, where its folder tells (`BASE`).
+    """Check that an adapter was trained on the given weights, if its folder has the file `BASE`.
 
     Args:
-        adapter: its folder.
-        model: what it is to be used with, as in the config.
-        revision: of a model of the hub.
+        adapter: folder of the adapter.
+        model: model to use the adapter with, as in the config.
+        revision: revision of a model of the hub.
         files: fingerprint of the model's folder; None for a model of the hub.
 
     Raises:
-        LLMError: the weights are others, or the note cannot be read.
+        LLMError: the adapter was trained on other weights, or the file cannot be read.
     """
     note = Path(adapter).expanduser() / BASE
     if not note.is_file():
@@ -79,13 +79,13 @@ def _at(revision: str | None) -> str:
 
 
 def write_base(adapter: Path, model: str, revision: str | None, files: str | None) -> None:
-    """Note in the adapter's folder what it was trained on."""
+    """Write the file `BASE` into the adapter's folder."""
     content = {"model": model, "revision": revision, "files": files}
     (adapter / BASE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def adapter_fingerprint(adapter: str) -> str:
-    """SHA-256, in hex, of what the adapter's folder contains.
+    """Return the hexadecimal SHA-256 of the adapter's folder (`folder_fingerprint`).
 
     Raises:
         LLMError: there is no such folder, or a file cannot be read.
@@ -97,12 +97,12 @@ def adapter_fingerprint(adapter: str) -> str:
 
 
 def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn.Module:
-    """`module` with the adapter's layers in it, frozen and in eval mode; it is changed in place.
+    """Insert the adapter's layers into `module` in place; return it frozen and in eval mode.
 
-    The adapter stays apart from the weights: added to them in half precision, a part of it would be rounded away.
+    The adapter is not merged into the weights, because half precision would round part of it away.
 
     Raises:
-        LLMError: it is damaged, is none for a language model, or does not belong to this architecture.
+        LLMError: the adapter is missing or damaged, is no weight adapter, or belongs to another architecture.
     """
     check_adapter(adapter)
     import torch
@@ -110,9 +110,9 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
     from safetensors import SafetensorError
 
     folder = str(Path(adapter).expanduser())
-    # Layers are made with random numbers before the saved ones replace them.
+    # Creating the layers draws random numbers before the saved weights replace them.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for a name that is to change
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
         try:
             config = PeftConfig.from_pretrained(folder)
             if config.is_prompt_learning:

@@ -1,4 +1,4 @@
-"""Scores under a causal (decoder-only) language model."""
+"""Scores of candidate texts under a causal (decoder-only) language model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 import torch
 
+from llmrl.llms.local.candidate_scorer import ForwardPass, LocalScorer, additive_mask, last_hidden_states
 from llmrl.llms.local.loading import Kind
-from llmrl.llms.local.scorer import LocalScorer, Pass, additive_mask, last_hidden_states
-from llmrl.llms.local.tree import TokenIds, TreeBatch
+from llmrl.llms.local.token_tree import TokenIds, TreeBatch
 
 
 class CausalScorer(LocalScorer):
-    """The model reads each distinct prompt and the tree nodes of all its candidates as one sequence.
+    """Scorer that reads each distinct prompt and the token tree of all its candidates as one sequence.
 
-    A node attends to the prompt and to its ancestors, and has the position it has in its own candidate.
+    A node attends to the prompt and to its ancestors, at the position that it has in its own candidate.
 
-    Tokens: a prompt gets the special tokens the model's own tokenizer puts before it (a BOS where there is one) and
-    none of those it would put after it; a candidate gets none, but the end-of-sequence token with `add_eos`. The two
-    are tokenised as the one text that they make, so that a model scores what it would read there: spaces at the end of
-    a prompt belong to the first token of what follows. Where a token would be part of both, they are tokenised apart.
-    The arguments are those of `LocalScorer`.
+    Tokens: a prompt gets the special tokens that the model's tokenizer puts before a text (e.g. BOS), but none of those
+    after it. A candidate gets none, except the end-of-sequence token with `add_eos`. Prompt and candidate are tokenised
+    as one text, so trailing spaces of a prompt belong to the candidate's first token. If a token would span both, they
+    are tokenised separately. The arguments are those of `LocalScorer`.
     """
 
     kind: Kind = "causal"
@@ -45,7 +44,7 @@ class CausalScorer(LocalScorer):
         return (read, prompt[len(read) :]) if read else (prompt, "")
 
     def _context(self, read: str) -> str:
-        # Tokens do not go on beyond the line, but an empty line does not say what the text would begin with.
+        # Tokens do not span lines, so the last non-empty line is enough context.
         return "" if self.parity else read[read.rfind("\n", 0, len(read.rstrip())) + 1 :]
 
     def _continued(self, context: str, texts: Sequence[str]) -> list[list[int]]:
@@ -57,16 +56,16 @@ class CausalScorer(LocalScorer):
         return [ids[n:] if ids[:n] == before else alone for ids, alone in zip(whole, apart, strict=True)]
 
     def _longest_text(self) -> int | None:
-        # A model with a sliding window is read up to that window only: the mask here is the same in all its layers.
+        # Texts may not exceed a sliding window, since the mask here is the same in all layers.
         config = self._module.config.get_text_config()
         names = ("max_position_embeddings", "sliding_window", "attention_chunk_size")
         limits = [getattr(config, name, None) for name in names]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> Pass:
+    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
         module = self._module
         longest = max(len(prompt) for prompt in prompts)
-        # Padding goes before the prompts, so that they end and the nodes start at one place.
+        # Left padding aligns the ends of prompts, so that all nodes start at the same position.
         pads = [longest - len(prompt) for prompt in prompts]
         ids = torch.tensor([[*[0] * pad, *prompt] for pad, prompt in zip(pads, prompts, strict=True)]).to(module.device)
         pad = torch.tensor(pads).to(module.device)
@@ -81,15 +80,15 @@ class CausalScorer(LocalScorer):
                 logits_to_keep=trees.n_nodes,
                 use_cache=False,
             ).logits
-        return Pass(logits, hidden[0][:, longest - 1], len(prompts) * (longest + trees.n_nodes - 1))
+        return ForwardPass(logits, hidden[0][:, longest - 1], len(prompts) * (longest + trees.n_nodes - 1))
 
     def _mask(self, longest: int, pad: torch.Tensor, trees: TreeBatch) -> torch.Tensor:
-        """Additive attention mask, [batch, 1, n_positions, n_positions]."""
+        """Return the additive attention mask, [batch, 1, n_positions, n_positions]."""
         size = longest + trees.n_nodes - 1
         allowed = torch.ones(len(pad), size, size, dtype=torch.bool, device=pad.device).tril()
         allowed[:, longest:, longest:] = trees.ancestors[:, 1:, 1:]
         allowed[:, :, :longest] &= (torch.arange(longest, device=pad.device) >= pad[:, None])[:, None]
-        # Padding sees itself: an empty row would give NaN.
+        # Padding attends to itself: an empty row would give NaN.
         allowed |= torch.eye(size, dtype=torch.bool, device=pad.device)
         return additive_mask(allowed, self._module.dtype)[:, None]
 

@@ -1,4 +1,4 @@
-"""Chat with a causal model of this process: whole batches through transformers' `generate`."""
+"""Chat model whose weights are in this process: whole batches through transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
 from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.loading import Dtype, check_model, load_config, load_model, load_tokenizer
-from llmrl.llms.local.sampling import GumbelNoise, RefuseNan
+from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
@@ -23,28 +23,27 @@ if TYPE_CHECKING:
 
 
 class LocalChat(Provider):
-    """A chat model whose weights are here. Nothing is loaded before the first question.
+    """Causal chat model in this process. Nothing is loaded before the first question.
 
-    A reply is a function of the request (its `repeat` included) and the run's seed: it is drawn from a random stream
-    of its own, whatever shares its batch. What remains is rounding: a prompt that is padded to the length of another,
-    or computed beside others, gives scores that differ in their last digits (docs/local_models.md says by how much),
-    and so, rarely, another token.
+    Each reply is drawn from a random stream of its own and is, up to rounding, a function of the request (`repeat`
+    included) and the run's seed. Padding and the size of the batch change the last digits of scores
+    (docs/local_models.md says by how much) and therefore, rarely, a token.
 
-    Replies are free text: nothing here holds them to a request's schema, so prompts must describe the format.
+    Replies are free text: a request's schema is not enforced, so prompts must describe the format.
 
     Args:
         model: folder written by `save_pretrained`, or name on huggingface.co.
-        revision: branch, tag or commit on the hub; None is its default branch.
-        adapter: folder of a LoRA adapter to use the model with, as llmrl-finetune writes them; None: the model alone.
+        revision: branch, tag or commit on the hub; None: its default branch.
+        adapter: folder of a LoRA adapter, as llmrl-finetune writes it; None: no adapter.
         dtype: type of the weights, and so of the computation.
         chat_template: file with the Jinja template that turns messages into a prompt; None: the tokenizer's own.
-        temperature: of sampling; 0 is the likeliest token every time.
-        top_p: sample among the likeliest tokens that together have this probability; 1 is all.
+        temperature: sampling temperature; 0: the most probable token every time.
+        top_p: sample among the most probable tokens that together have this probability; 1: all tokens.
         max_tokens: longest reply, in tokens.
-        context_window: most tokens of messages and reply together; None: what the model's config says.
-        batch_tokens: most tokens, padding and longest replies included, computed at once; a longer request goes alone.
+        context_window: most tokens of messages and reply together; None: the value in the model's config.
+        batch_tokens: most tokens per batch, padding and longest replies included; a longer request runs alone.
         device: torch device.
-        seeds: the run's.
+        seeds: the run's seed tree.
 
     Raises:
         ConfigError: the chat template cannot be read; at the first question: the model's window is smaller than
@@ -70,13 +69,13 @@ class LocalChat(Provider):
         context_window: PositiveInt | None = None,
         batch_tokens: PositiveInt = 16384,
     ) -> None:
-        # Nobody sends a bill for one's own machine, so money is no unknown here: it is zero.
+        # A local model costs nothing, which is known: the prices are zero, not None.
         super().__init__(max_tokens=max_tokens, context_window=context_window, input_price=0.0, output_price=0.0)
         self.model, self.revision, self.dtype, self.adapter = model, revision, dtype, adapter
         self.temperature, self.top_p = temperature, top_p
         self.reply_tokens, self.batch_tokens = max_tokens, batch_tokens
         self.device, self._seeds = device, seeds.child("local_chat")
-        # By content, so that results of one training are never taken for another's; `check` says if it is not there.
+        # By content, so that caches never confuse two trainings; `check` raises if the folder is missing.
         self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
         self.label = f"{model} (local chat)"
         if adapter is not None:
@@ -102,12 +101,12 @@ class LocalChat(Provider):
                 "top_p": self.top_p,
                 "max_tokens": self.max_tokens,
             }
-            if self.adapter is not None:  # no key without one: replies kept before there were adapters stay found
+            if self.adapter is not None:  # no entry without an adapter, so that older caches stay valid
                 self._identity["adapter"] = self._adapter_files or adapter_fingerprint(self.adapter)
         return self._identity
 
     def check(self) -> None:
-        """Raises LLMError if a package is missing, a folder holds no model or no adapter, or the adapter belongs to
+        """Raise LLMError if a package is missing, a folder holds no model or no adapter, or the adapter belongs to
         other weights; hub names are not looked up."""
         check_model(self.model)
         if self.adapter is not None:
@@ -115,7 +114,7 @@ class LocalChat(Provider):
             check_base(self.adapter, self.model, self.revision, self.identity["files"])
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Exactly the tokens the model reads, those of the template included."""
+        """Return the exact number of tokens that the model reads, those of the template included."""
         return len(self.encode(messages))
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
@@ -123,7 +122,7 @@ class LocalChat(Provider):
         return super().fits(messages)
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Replies in the order of `requests`; `finish` is `stop`, or `length` if a reply was cut at `max_tokens`.
+        """Return replies in the order of `requests`, with `finish` `stop`, or `length` if cut at `max_tokens`.
 
         Raises:
             LLMError: the model cannot be loaded or has no chat template, a prompt and the longest reply exceed the
@@ -139,7 +138,7 @@ class LocalChat(Provider):
         return [replies[i] for i in range(len(requests))]
 
     def close(self) -> None:
-        """Let go of the weights; the next question loads them again."""
+        """Release the weights; the next question loads them again."""
         self._model = None
         if self.device.startswith("cuda"):
             import torch
@@ -147,13 +146,13 @@ class LocalChat(Provider):
             torch.cuda.empty_cache()
 
     def _generate(self, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """One batch."""
+        """Generate the replies of one batch."""
         import torch
 
         model = self._load_model()
         ids, mask = pad_left(prompts, self._pad_token)
         try:
-            # `generate` derives the positions from the mask, so that padding takes no place.
+            # `generate` derives the positions from the mask, so padding does not shift them.
             output = model.generate(
                 ids.to(self.device),
                 attention_mask=mask.to(self.device),
@@ -170,7 +169,7 @@ class LocalChat(Provider):
         return [self._reply(len(p), row) for p, row in zip(prompts, output[:, ids.shape[1] :].tolist(), strict=True)]
 
     def _processors(self, requests: Sequence[ChatRequest]) -> Any:
-        """What turns the model's scores into a choice; `generate` itself always takes the best."""
+        """Return the processors that turn logits into a sampled choice; `generate` itself takes the maximum."""
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
         processors: list[Any] = [RefuseNan()]
@@ -183,7 +182,7 @@ class LocalChat(Provider):
         return LogitsProcessorList(processors)
 
     def _reply(self, prompt_tokens: int, tokens: list[int]) -> ChatReply:
-        """The reply that `tokens` spell up to the first end; rows that ended early are filled up."""
+        """Decode `tokens` up to the first end token; rows that ended early are padded."""
         end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
         text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return ChatReply(
@@ -195,26 +194,26 @@ class LocalChat(Provider):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer, with the chat template that is used."""
+        """Tokenizer with the chat template in use."""
         return self._load_tokenizer()
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens that the model reads, up to where its reply begins.
+        """Return the token ids of the prompt, up to the beginning of the reply.
 
         Raises:
-            LLMError: there is no chat template, or it does not take these messages.
+            LLMError: there is no chat template, or it does not accept these messages.
         """
         return self._tokens(self._render(messages, ask=True))
 
     def encode_reply(self, messages: Sequence[Mapping[str, str]], reply: str) -> list[int]:
-        """The tokens that the model would have to give for `reply`, the one that ends it included.
+        """Return the token ids with which the model would give `reply`, including the end token.
 
         Raises:
-            LLMError: as `encode`; or nothing ends a reply.
+            LLMError: as `encode`; or the tokenizer has no end token.
         """
         prompt = self._render(messages, ask=True)
         whole = self._render([*messages, {"role": "assistant", "content": reply}], ask=False)
-        # Some templates put more before a reply than the question ends with; others leave something of it out.
+        # Some templates put more before a reply than the prompt ends with, others less.
         text = whole[len(prompt) :] if whole.startswith(prompt) else reply
         end = self.tokenizer.eos_token_id
         if end is None:
@@ -238,7 +237,7 @@ class LocalChat(Provider):
             ) from error
 
     def _tokens(self, text: str) -> list[int]:
-        """The template has written the special tokens already."""
+        """Tokenise text of the template, which contains the special tokens already."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
@@ -252,7 +251,7 @@ class LocalChat(Provider):
             )
 
     def _load_tokenizer(self) -> Any:
-        """The tokenizer, and with it the context window where none was given."""
+        """Load the tokenizer, and set the context window if none was given."""
         if self._tokenizer is None:
             tokenizer = load_tokenizer(self.model, self.revision)
             if self._template is not None:
@@ -267,7 +266,7 @@ class LocalChat(Provider):
         return self._tokenizer
 
     def _set_window(self, config: Any) -> None:
-        """Where none was given, what the model was made for; None where its config does not tell."""
+        """Set the context window from the model's config if none was given; raise ConfigError if it is too large."""
         most = getattr(config, "max_position_embeddings", None)
         if self.context_window is None:
             self.context_window = most
@@ -286,9 +285,9 @@ class LocalChat(Provider):
             self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
             if not self._end_tokens:
                 raise LLMError(f"{self.model}: neither model nor tokenizer says which token ends a reply")
-            # Padding is masked, so any token will do where the tokenizer has none for it.
+            # Padding is masked, so any token can serve.
             self._pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-            # Replaced, not updated: sampling settings that came with the weights would add to ours unseen.
+            # Replaced, not updated: sampling settings that came with the weights would act unnoticed.
             model.generation_config = type(model.generation_config)(
                 do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=self._pad_token
             )
@@ -297,16 +296,16 @@ class LocalChat(Provider):
 
 
 def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
-    """Indices into `lengths`, grouped so that no group takes more than `batch_tokens` unless it is a single one.
+    """Group the indices of prompts of these `lengths` so that a group of two or more has at most `batch_tokens` tokens.
 
-    A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of like length go together.
+    A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of similar length go together.
 
     >>> plan_batches([5, 1, 5, 2], reply_tokens=1, batch_tokens=12)
     [[1, 3], [0, 2]]
     """
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        # Sorted, so the newcomer is the longest.
+        # Lengths are sorted, so the new prompt is the longest.
         if batches and (len(batches[-1]) + 1) * (lengths[i] + reply_tokens) <= batch_tokens:
             batches[-1].append(i)
         else:
@@ -315,7 +314,7 @@ def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [n, longest] int64 that end together, and a mask of the same shape: 1 real, 0 padding."""
+    """Return token ids [n, longest] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding."""
     import torch
 
     width = max(len(prompt) for prompt in prompts)

@@ -1,4 +1,4 @@
-"""What a folder of weights contains, in one hash: training writes new weights under old names."""
+"""Hash of the content of a folder of weights, since training writes new weights under old names."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import BinaryIO
 from llmrl.core.errors import LLMError
 
 SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
-"""Files that models and tokenizers are read from; notes, logs and optimizer states beside them do not count."""
+"""Suffixes of files that models and tokenizers are loaded from; notes, logs and optimizer states do not count."""
 
 
 _LARGE, _SAMPLES, _SAMPLE = 64 << 20, 256, 16 << 10
 
 
 def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
-    """SHA-256, in hex, of names and contents of the files in a model's folder; None for a hub name.
+    """Return the hexadecimal SHA-256 of names and contents of the files in a model's folder; None for a hub name.
 
     Args:
         model: folder or hub name.
-        sampled: of a file above 64 MiB, read its size and 256 pieces of 16 KiB spread over it: other weights differ
-            almost everywhere, and gigabytes are told apart in no time. Otherwise every byte is read, as loading does.
+        sampled: hash only the size and 256 pieces of 16 KiB, evenly spread, of a file above 64 MiB. This is fast, and
+            other weights differ almost everywhere. Otherwise every byte is read, as in loading.
 
     Raises:
         LLMError: a file cannot be read.

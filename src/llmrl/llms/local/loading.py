@@ -1,4 +1,4 @@
-"""Model and tokenizer from a folder or a Hugging Face hub name, with errors that say what would work."""
+"""Loading of model and tokenizer from a folder or by a Hugging Face hub name, with errors that say what would work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Kind = Literal["causal", "seq2seq"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["pretrained", "embeddings", "random"]
-"""What of a model's weights is loaded: all, those of its words, or none; the others are drawn."""
+"""Which weights are loaded: all, the word embeddings, or none; the others are randomly initialised."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _REMEDIES = (
@@ -27,7 +27,7 @@ _REMEDIES = (
 
 
 def check_installed(model: str) -> None:
-    """Raises LLMError if transformers, which `model` needs, is not installed."""
+    """Raise LLMError if transformers, which `model` needs, is not installed."""
     if importlib.util.find_spec("transformers") is None:
         raise LLMError(
             f"{model}: local language models need the optional package transformers: pip install 'llmrl[local-llm]'"
@@ -35,7 +35,7 @@ def check_installed(model: str) -> None:
 
 
 def check_model(model: str) -> None:
-    """Cheap test that `model` could be loaded: nothing is read but the folder's listing.
+    """Check that `model` could be loaded, reading only the folder's listing.
 
     Raises:
         LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is no
@@ -53,14 +53,14 @@ def check_model(model: str) -> None:
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
-    """The tokenizer that belongs to `model` (a `PreTrainedTokenizerBase`).
+    """Load the tokenizer of `model` (a `PreTrainedTokenizerBase`).
 
     Args:
         model: folder or hub name.
-        revision: branch, tag or commit on the hub; None is its default branch.
+        revision: branch, tag or commit on the hub; None: its default branch.
 
     Raises:
-        LLMError: it cannot be loaded.
+        LLMError: the tokenizer cannot be loaded.
     """
     check_model(model)
     from transformers import AutoTokenizer
@@ -69,10 +69,10 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
 
 
 def load_config(model: str, revision: str | None) -> Any:
-    """What the model's `config.json` says (a `PretrainedConfig`), without its weights.
+    """Load the model's `config.json` (a `PretrainedConfig`) without its weights.
 
     Raises:
-        LLMError: it cannot be loaded.
+        LLMError: the config cannot be loaded.
     """
     check_model(model)
     from transformers import AutoConfig
@@ -81,10 +81,10 @@ def load_config(model: str, revision: str | None) -> Any:
 
 
 def empty_model(model: str, revision: str | None) -> torch.nn.Module:
-    """A causal model's layers without their weights: what it is made of, at the price of its `config.json`.
+    """Return a causal model on the meta device: its layers without weights, from `config.json` alone.
 
     Raises:
-        LLMError: there is no such config, or it is not of a causal model.
+        LLMError: the config cannot be loaded, or is not of a causal model.
     """
     config = load_config(model, revision)
     import torch
@@ -109,23 +109,23 @@ def load_model(
     seed: int = 0,
     four_bit: bool = False,
 ) -> torch.nn.Module:
-    """The model with its weights, in eval mode (no dropout), on `device`. Code from the hub is never run.
+    """Return the model with its weights on `device`, in eval mode (no dropout). Code from the hub is never run.
 
     Args:
         kind: `causal` (continues a text) or `seq2seq` (an encoder reads it, a decoder answers).
         model: folder or hub name.
-        revision: branch, tag or commit on the hub; None is its default branch.
+        revision: branch, tag or commit on the hub; None: its default branch.
         device: torch device, e.g. `cpu` or `cuda`.
         dtype: type of the weights, and so of the computation; products with weights in four bits are computed in
-            bfloat16, or float16 if it is that.
-        weights: `pretrained`; `random`: drawn as the architecture's own initialisation has it, with nothing read but
-            `config.json`; `embeddings`: drawn, but for the vectors of the words it reads.
-        seed: of weights that are drawn.
+            float16 if `dtype` is that, else in bfloat16.
+        weights: `pretrained`: all are loaded; `random`: the architecture's own initialisation, with only `config.json`
+            loaded; `embeddings`: the same with pretrained input embeddings.
+        seed: seed of randomly initialised weights.
         four_bit: keep the weights of linear layers in four bits (nf4 with double quantisation, arXiv 2305.14314); they
             cannot be trained then, but adapters over them can (`four_bits`).
 
     Raises:
-        LLMError: it cannot be loaded, is not of this kind, or does not fit on the device.
+        LLMError: the model cannot be loaded, is not of this kind, or does not fit on the device.
     """
     check_model(model)
     import torch
@@ -150,7 +150,7 @@ def load_model(
         if weights == "embeddings":
             whole = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
             _copy_words(whole, module)
-    if four_bit:  # they are on their device already, and cannot be moved
+    if four_bit:  # quantised weights are on the device already and cannot be moved
         keep_gradients(module)
         return module.eval()
     try:
@@ -160,10 +160,10 @@ def load_model(
 
 
 def _untie(module: Any) -> None:
-    """Draw an output layer for models of the T5 family whose config wants one of its own, as that of Flan-T5 does.
+    """Initialise a separate output layer for models of the T5 family whose config wants one, e.g. Flan-T5.
 
-    transformers builds them with the matrix of the words they read in its place, until a checkpoint brings another; of
-    what the config said, it keeps only that hidden states are not scaled for a shared one.
+    transformers ties the output layer to the input embeddings until a checkpoint provides another. Of the config's
+    setting it keeps only that hidden states are not scaled for a shared layer.
     """
     import torch
 
@@ -174,9 +174,9 @@ def _untie(module: Any) -> None:
 
 
 def _copy_words(source: Any, target: Any) -> None:
-    """Give `target` the vectors of words that `source` reads, and those of positions where it has any.
+    """Copy the input embeddings, and learned position embeddings if any, from `source` to `target`.
 
-    An output layer of its own, as Flan-T5 has one, stays drawn, as in the published study.
+    A separate output layer, as in Flan-T5, stays randomly initialised, as in the published study.
     """
     import torch
 
@@ -191,10 +191,10 @@ def _copy_words(source: Any, target: Any) -> None:
 
 
 def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that keep weights in four bits.
+    """Return the arguments of `from_pretrained` that keep weights in four bits.
 
     Raises:
-        LLMError: bitsandbytes is not installed, or there is nothing to keep.
+        LLMError: bitsandbytes is not installed, or `weights` is not `pretrained`.
     """
     if weights != "pretrained":
         raise LLMError("llm.four_bit=true keeps pretrained weights small, and llm.weights draws them: choose one")
@@ -231,7 +231,7 @@ def _load(from_pretrained: Any, what: str, model: str, revision: str | None, **o
 
 
 def quiet() -> None:
-    """No progress bars of transformers: a run has one of its own."""
+    """Disable the progress bars of transformers, since a run has its own."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A low-rank adapter over a frozen model (LoRA, arXiv 2106.09685): which weights are trained."""
+"""Low-rank adapter of a frozen model (LoRA, arXiv 2106.09685)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ Targets = list[str] | Literal["all-linear"]
 
 @dataclass(frozen=True)
 class Lora:
-    """W x becomes W x + (alpha / rank) B A x in the chosen layers, and only A [rank, in] and B [out, rank] are trained.
+    """Settings of an adapter: W x becomes W x + (alpha / rank) B A x in the chosen layers.
+
+    Only A [rank, in] and B [out, rank] are trained.
 
     Attributes:
-        rank: of the product B A.
-        alpha: scale of it.
-        dropout: share of x that A does not see in training.
-        targets: ends of the names of the layers, e.g. [q_proj, v_proj]; `all-linear`: every linear layer but the one
-            that gives the tokens' scores.
+        rank: rank of the product B A.
+        alpha: scale of the product.
+        dropout: dropout probability of the adapter's input in training.
+        targets: last parts of the layers' names, e.g. [q_proj, v_proj]; `all-linear`: every linear layer except the
+            output layer.
     """
 
     rank: PositiveInt = 16
@@ -34,7 +36,7 @@ class Lora:
     targets: Targets = "all-linear"
 
     def config(self) -> Any:
-        """peft's `LoraConfig`."""
+        """Return peft's `LoraConfig` with these settings."""
         from peft import LoraConfig, TaskType
 
         return LoraConfig(
@@ -46,12 +48,13 @@ class Lora:
         )
 
     def inject(self, module: torch.nn.Module, seed: int) -> None:
-        """Put the adapter's layers into `module`, drawn with `seed`; the adapter begins as no change at all. Only its
-        numbers require a gradient from now on; they are float32 over weights of any type.
+        """Insert the adapter's layers into `module`, initialised with `seed` such that outputs do not change yet.
+
+        From then on only the adapter's parameters require gradients; they are float32 whatever the model's dtype.
 
         Raises:
-            ConfigError: peft is not installed, or the model has no such layers.
-            LLMError: no gradient passes through the model's weights, which are in four bits, or a wrong one.
+            ConfigError: peft is not installed, the model has no such layers, or its output layer is among them.
+            LLMError: the model's weights are in four bits, and gradients do not pass through them correctly.
         """
         if importlib.util.find_spec("peft") is None:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
@@ -70,11 +73,11 @@ class Lora:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(".lora_" in name)
             if parameter.requires_grad:
-                # Small steps vanish in half precision; peft computes in the adapter's type and gives the layer's back.
+                # Small steps vanish in half precision; peft computes in the adapter's dtype and casts back.
                 parameter.data = parameter.data.float()
 
     def check(self, module: torch.nn.Module) -> int:
-        """How many numbers would be trained; nothing is changed.
+        """Return the number of parameters that would be trained, without changing `module`.
 
         Raises:
             ConfigError: the model has no such layers, or its output layer is among them.
@@ -100,7 +103,7 @@ class Lora:
         return {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear) or _is_conv1d(m)}
 
     def _chosen(self, module: torch.nn.Module) -> set[str]:
-        """Names of the layers that get an adapter."""
+        """Return the names of the layers that get an adapter."""
         linear = self._linear(module)
         if self.targets == "all-linear":
             return {name for name in linear if name != _head(module, linear)}
@@ -108,11 +111,11 @@ class Lora:
 
 
 def _head(module: torch.nn.Module, linear: dict[str, Any]) -> str:
-    """The layer that gives the tokens' scores; "" if it is none of `linear`."""
+    """Return the name of the output layer; "" if it is none of `linear`."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     return next((name for name, layer in linear.items() if layer is head), "")
 
 
 def _is_conv1d(module: Any) -> bool:
-    """GPT-2's linear layers."""
+    """Return whether `module` is a `Conv1D`, GPT-2's linear layer."""
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")

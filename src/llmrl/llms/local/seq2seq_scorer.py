@@ -1,4 +1,4 @@
-"""Scores under an encoder-decoder model of the T5 family."""
+"""Scores of candidate texts under an encoder-decoder model of the T5 family."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
+from llmrl.llms.local.candidate_scorer import ForwardPass, LocalScorer, additive_mask, last_hidden_states
 from llmrl.llms.local.loading import Kind
-from llmrl.llms.local.scorer import LocalScorer, Pass, additive_mask, last_hidden_states
-from llmrl.llms.local.tree import TokenIds, TreeBatch
+from llmrl.llms.local.token_tree import TokenIds, TreeBatch
 
 
 class Seq2SeqScorer(LocalScorer):
-    """The encoder reads each distinct prompt once; the decoder reads all candidates as one sequence of tree nodes.
+    """Scorer whose encoder reads each distinct prompt once and whose decoder reads all candidates as one token tree.
 
-    So cross-attention keys and values are computed once per prompt, and no copy of them is made for a candidate.
+    Cross-attention keys and values are computed once per prompt and never copied per candidate.
 
-    Tokens: a prompt gets the special tokens the model's own tokenizer adds (T5: `</s>` at the end, as its encoder was
-    trained); a candidate gets none, but `</s>` at the end with `add_eos`. It is a text of its own, which the decoder
-    begins after the model's `decoder_start_token_id`: spaces before it, which part it from the prompt, are left out.
-    The arguments are those of `LocalScorer`.
+    Tokens: a prompt gets the special tokens of the model's own tokenizer (T5: `</s>` at the end, as in pretraining). A
+    candidate gets none, except `</s>` at the end with `add_eos`. It is a separate text after the model's
+    `decoder_start_token_id`, without the leading spaces that part it from the prompt. The arguments are those of
+    `LocalScorer`.
     """
 
     kind: Kind = "seq2seq"
@@ -46,7 +46,7 @@ class Seq2SeqScorer(LocalScorer):
     def _longest_text(self) -> int | None:
         return None  # positions are relative
 
-    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> Pass:
+    def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
         module = self._module
         longest = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
@@ -62,13 +62,13 @@ class Seq2SeqScorer(LocalScorer):
                 decoder_attention_mask=self._decoder_mask(trees),
                 use_cache=False,
             ).logits
-        return Pass(logits, hidden[0][:, 0], ids.numel() + len(prompts) * trees.n_nodes)
+        return ForwardPass(logits, hidden[0][:, 0], ids.numel() + len(prompts) * trees.n_nodes)
 
     def _decoder_mask(self, trees: TreeBatch) -> torch.Tensor:
-        """What to add to self-attention scores, [n_trees, n_heads, n_nodes, n_nodes].
+        """Return the additive mask of self-attention, [n_trees, n_heads, n_nodes, n_nodes].
 
-        The decoder takes the nodes for positions 0, 1, 2, ... of one text and adds the bias of those to the scores.
-        The mask turns this bias into that of the nodes' depths, and closes the way to other branches.
+        The decoder adds the position bias of nodes 0, 1, 2, ... as if they were one text. The mask replaces it by the
+        bias of the nodes' depths, and blocks attention to other branches.
         """
         attention = self._module.decoder.block[0].layer[0].SelfAttention
         bias = attention.compute_bias(trees.n_nodes, trees.n_nodes)[0]  # [n_heads, position, position]

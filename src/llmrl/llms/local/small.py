@@ -1,5 +1,5 @@
-"""Language models small enough to be trained from nothing on a processor: a tokenizer made of the texts they are to
-read, and weights that are drawn."""
+"""Language models small enough to train from scratch on a CPU: a tokenizer trained on the task's texts, and randomly
+initialised weights."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _PIECES: dict[Tokens, str] = {
     "phrases": rf"{_DISTANCE}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
     "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE}|\p{{L}}+|[^\p{{L}}\s]|\s+",
 }
-"""What a token may be at most. `phrases`: a distance with its direction, or words up to the next number or sign;
-`words`: a distance, a turn of phrase that says little, or a word."""
+"""Largest units that can become one token. `phrases`: a distance with its direction, or words up to the next number or
+sign; `words`: a distance, a stock phrase, or a word."""
 
 
 @dataclass(frozen=True)
 class SmallModel:
-    """A small model that is made when it is first needed.
+    """Settings of a small model that is created when it is first needed.
 
     Attributes:
         tokens, width, layers, heads, vocabulary, longest: as in `make_small_model`.
-        reads: what it has read before it is used: `nothing`; `stories` in other words than the environment's; or
-            `meaningless` ones, in which the same words say nothing.
-        stories: how many there are.
-        story_steps: steps of training on 32 stories each, by the next token.
-        channel: text channel of the environment that it is to read.
-        seed: of its weights, of the stories and of their order; None: the run's.
+        reads: pretraining texts: `nothing`; `stories` in other words than the environment's; or `meaningless` ones, in
+            which the same words carry no meaning.
+        stories: number of stories.
+        story_steps: steps of next-token training, each on 32 stories.
+        channel: text channel of the environment that the model reads.
+        seed: seed of weights, stories and their order; None: the run's.
     """
 
     tokens: Tokens
@@ -52,20 +52,20 @@ class SmallModel:
 
     @property
     def told(self) -> str:
-        """What it has read, in words."""
+        """Phrase that names the pretraining texts."""
         what = {"nothing": "nothing", "stories": "stories", "meaningless": "meaningless stories"}[self.reads]
         return f"has read {what}"
 
 
-class Workshop(Protocol):
-    """Where small models are made for the environment of a run, and kept."""
+class SmallModelFactory(Protocol):
+    """Factory that creates small models for the environment of a run and stores them."""
 
     def folder(self, kind: Kind, model: SmallModel) -> Path:
-        """Where the model is, or would be."""
+        """Return the model's folder, which may not exist yet."""
         ...
 
     def make(self, kind: Kind, model: SmallModel) -> None:
-        """Make the model, if it is not there."""
+        """Create the model if it does not exist."""
         ...
 
 
@@ -81,25 +81,25 @@ def make_small_model(
     longest: PositiveInt = 1024,
     seed: int = 0,
 ) -> int:
-    """Write a model and its tokenizer as `save_pretrained` does; returns how many weights it has.
+    """Write an untrained model and its tokenizer in the format of `save_pretrained`; return the number of weights.
 
-    The tokenizer is byte-level BPE trained on `texts`, so that what these often say is one token and every other text
-    still has a spelling. Weights are those of the architecture's own initialisation: it has read nothing.
+    The tokenizer is byte-level BPE trained on `texts`: frequent phrases of these become one token, and every other text
+    can still be encoded. Weights come from the architecture's own initialisation.
 
     Args:
-        folder: to write.
-        texts: what the model will read.
+        folder: folder to write to.
+        texts: samples of the texts that the model will read.
         kind: `seq2seq`: T5, `layers` in the encoder and one in the decoder; `causal`: Llama.
-        width: of the layers; a multiple of `heads`.
-        layers, heads: of them.
-        vocabulary: most tokens, >= 300.
-        tokens: what may become one token: of `phrases` prompts are half as long and sooner understood, in `words`
-            texts that nobody has met have more in common with those that were.
-        longest: tokens of a text that a causal model can read.
-        seed: of the weights.
+        width: width of the layers, an even multiple of `heads`.
+        layers, heads: number of layers, and of attention heads in each.
+        vocabulary: most tokens of the vocabulary, >= 300.
+        tokens: largest unit of a token: with `phrases` prompts are half as long and learnt sooner, with `words` new
+            texts share more tokens with known ones.
+        longest: most tokens of a text that a causal model can read.
+        seed: seed of the weights.
 
     Raises:
-        ConfigError: transformers is not installed, a number is below 1, or widths do not fit each other.
+        ConfigError: transformers is not installed, a number is too small, or `width` does not fit `heads`.
     """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
@@ -186,7 +186,7 @@ def _llama(tokenizer: Any, width: int, layers: int, heads: int, longest: int) ->
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=longest,
-        # The usual 0.02 is made for wide layers: narrow ones would hardly look at their input for a long time.
+        # The usual 0.02 is made for wide layers; narrow ones would ignore their input for many steps.
         initializer_range=width**-0.5,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmrl.core.errors import short_error
 from llmrl.core.secrets import redact, redact_all
-from llmrl.core.threads import helping
+from llmrl.core.threads import daemon_thread
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class FanOut:
             guard.tell(lambda sink: sink.text(row, tag, markdown))
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
-        """Tell a picture or film that belongs to a row."""
+        """Tell a picture or video that belongs to a row."""
         row = self._safe(row)
         for guard in self._guards:
             guard.tell(lambda sink: sink.picture(row, tag, path))
@@ -199,7 +199,7 @@ class _Background(_Guard):
         self._failures = 0
         self._again = 0.0
         self._behind = False
-        self._thread = helping(f"llmrl-{name}", self._work)
+        self._thread = daemon_thread(f"llmrl-{name}", self._work)
 
     @property
     def busy(self) -> bool:

@@ -1,23 +1,23 @@
-"""What a sink is: a place that a run's metrics, texts and pictures go to beside `metrics.jsonl`.
+"""Sinks: further destinations of a run's metrics, texts and pictures, beside `metrics.jsonl`.
 
-`metrics.jsonl` stays the record of a run. A sink shows it to people: TensorBoard, a tracking server, a file of yours.
+`metrics.jsonl` is the record of a run. A sink shows it to people: TensorBoard, a tracking server, a file of your own.
 
-What a run tells a sink, in this order:
+A run calls a sink in this order:
 
-1. `open`, with what the run is. A run that goes on from a checkpoint opens its sinks again.
-2. `rows`: all rows of the run from number 0 on, each once, in batches. The first `Opening.kept` of them are those that
-   an earlier attempt has told already.
-3. `text` and `picture`, each beside a row that was told before; those that belong to rows of earlier attempts again.
+1. `open`, with a description of the run. A run that resumes from a checkpoint opens its sinks again.
+2. `rows`: all rows of the run from number 0 on, each once, in batches. The first `Opening.kept` rows are those that
+   an earlier attempt has already passed on.
+3. `text` and `picture`, each for a row that was passed before; those of rows of earlier attempts are passed again.
 4. `close`, once; not if the process is killed.
 
-**Resuming.** The rows that were logged after the checkpoint are cut from `metrics.jsonl` and computed anew, so a sink
-must forget them or leave out their second telling. Either it writes everything anew, in place of what it had, or it
-goes on: it leaves out texts, pictures and rows whose number it has. Each sink of this package says what it does.
+**Resuming.** Rows logged after the checkpoint are cut from `metrics.jsonl` and computed again, so a sink gets them
+twice. Either it replaces everything that it had, or it keeps it, and skips texts, pictures and rows whose number it
+already has. Each sink of this package documents its choice.
 
-**Failing.** Whatever a method raises ends neither the run nor another sink. It is reported once, and the sink is told
-nothing more. If it works in the background, it is opened again after a while, with the rows of the run so far.
+**Failing.** An exception in a method ends neither the run nor other sinks, and is reported once. The sink is then not
+called again; only a sink with `background` is opened again after a while, with all rows of the run so far.
 
-**Secrets.** What a sink is told has been redacted (`llmrl.core.secrets`).
+**Secrets.** Everything that a sink gets has been redacted (`llmrl.core.secrets`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.run.files import write_atomic
 
 FOLDER = "loggers"
-"""Folder, in a run folder, of what sinks keep there."""
+"""Folder inside a run folder for the files of sinks."""
 _ID = "run_id"
 _making_id = threading.Lock()
 
@@ -47,13 +47,13 @@ class Row:
     """A line of `metrics.jsonl` (`llmrl.run.metrics`).
 
     Attributes:
-        number: of the line, from 0: what identifies a row of a run, also after a resume.
-        kind: what the row is about, such as `update`.
-        x: name of the counter that it is placed at, such as `env_steps`.
-        place: that counter's value, the row's place on its axis.
-        unix: when it was measured, Unix time in seconds.
-        counters: all that the row counts, by name, `x` among them.
-        metrics: by tag, without the clock's numbers; NaN where one was not finite. A tag is in rows of one kind only.
+        number: number of the line, from 0; it identifies the row in its run, also after a resume.
+        kind: kind of the row, such as `update`.
+        x: name of the counter that is its x coordinate, such as `env_steps`.
+        place: value of that counter.
+        unix: time of the measurement, Unix seconds.
+        counters: all counters of the row by name, including `x`.
+        metrics: metrics by tag, without those under `time/`; NaN if not finite. A tag is in rows of one kind only.
     """
 
     number: int
@@ -67,17 +67,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a run is.
+    """The description of a run that its sinks are opened with.
 
     Attributes:
-        folder: the run folder.
+        folder: run folder.
         root: folder of all outputs.
-        name: of the experiment or sweep, which runs that are compared share.
-        label: the run's short name within it, `<label>-<hash>/s<n>`.
-        config: resolved, plain data, redacted.
-        hyperparameters: what was typed for the run, by key, and its seed.
-        started: when the run's clock began, Unix time in seconds.
-        kept: so many rows are told again; 0 for a new run.
+        name: name of the experiment or sweep, which compared runs share.
+        label: short name of the run within it, `<label>-<hash>/s<n>`.
+        config: resolved config as plain data, redacted.
+        hyperparameters: typed overrides of the run by key, and its seed.
+        started: start of this attempt, Unix time in seconds.
+        kept: number of rows that an earlier attempt has passed on already; 0 for a new run.
     """
 
     folder: Path
@@ -90,14 +90,13 @@ class Opening:
     kept: int = 0
 
     def own_folder(self, sink: str) -> Path:
-        """Return the folder for what `sink` keeps of this run alone; created if it is not there."""
+        """Return the folder for the files of `sink` in this run; create it if it is missing."""
         folder = self.folder / FOLDER / sink
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def run_id(self) -> str:
-        """Return 16 hexadecimal digits that stay the run's over all its attempts, until it is begun anew with
-        `rerun=true`."""
+        """Return the run's random id, 16 hexadecimal digits; all attempts share it until a start with `rerun=true`."""
         path = self.folder / FOLDER / _ID
         with _making_id:  # sinks are opened in threads of their own
             if not path.is_file():
@@ -108,15 +107,15 @@ class Opening:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended.
+    """The end of an attempt.
 
     Attributes:
         state: `finished`, `failed`, `stopped`, `preempted` or `budget_exhausted`, as in `status.json`.
-        error: what ended it, in a line; empty for a finished run.
-        final: the final numbers of a finished run by tag, `Final/result` among them.
-        place: where the last row is placed.
-        unix: Unix time, seconds.
-        summary: what a finished run found, plain data.
+        error: one line on what ended it; empty for a finished run.
+        final: final numbers of a finished run by tag, including `Final/result`.
+        place: x coordinate of the last row; 0 without rows.
+        unix: time of the end, Unix seconds.
+        summary: findings of a finished run as plain data.
     """
 
     state: str = "finished"
@@ -133,35 +132,35 @@ class Ending:
 
 
 class Sink(ABC):
-    """Base class of sinks. A constructor only keeps its options; libraries are imported and files opened in `open`.
+    """Base class of sinks. The constructor only stores options; `open` imports libraries and opens files.
 
     Attributes:
-        background: whether all methods are called in a thread of the sink's own, so that a slow server does not slow
-            the run. False for what writes to local files within microseconds: it is called by the run itself.
+        background: whether methods are called in a thread of the sink's own, so that a slow server does not slow the
+            run. False, for sinks that write local files within microseconds: the run calls them itself.
     """
 
     background: bool = True
 
     @abstractmethod
     def open(self, opening: Opening) -> None:
-        """Get ready for the rows of a run; also after a failure, when whatever was open is to be forgotten."""
+        """Prepare for the rows of a run. After a failure it is called again, and must drop what was open before."""
 
     @abstractmethod
     def rows(self, rows: Sequence[Row]) -> None:
-        """Take rows, at least one, in their order."""
+        """Take one row or more, in order."""
 
     def text(self, row: Row, tag: str, markdown: str) -> None:  # noqa: B027 (not every sink shows texts)
-        """Take a text that belongs to a row; by default it is left out."""
+        """Take a text that belongs to `row`; by default it is ignored."""
 
     def picture(self, row: Row, tag: str, path: Path) -> None:  # noqa: B027 (not every sink shows pictures)
-        """Take a picture or film that belongs to a row, a .png, .gif or .mp4 file; by default it is left out."""
+        """Take a picture or video (.png, .gif or .mp4 file) that belongs to `row`; by default it is ignored."""
 
     def close(self, ending: Ending) -> None:  # noqa: B027 (not every sink has something to close)
-        """Write what is left. A run that is told to stop waits a few seconds for it, see `llmrl.run.sinks.fan_out`."""
+        """Write everything that is left. A stopped run waits for it only a few seconds (`llmrl.run.sinks.fan_out`)."""
 
     def abandon(self) -> None:  # noqa: B027 (few libraries hold up a process)
-        """Let go of what would hold up the end of the process: `close`, or what came before it, took too long. Called
-        by the run, beside the method that takes so long, and is to return at once."""
+        """Release what would delay the end of the process, because `close` or an earlier call took too long. The run
+        calls this while that call is still going on; it must return at once."""
 
 
 def need(module: str, option: str, extra: str) -> None:
@@ -169,15 +168,15 @@ def need(module: str, option: str, extra: str) -> None:
 
     Args:
         module: name of the library's top-level module.
-        option: of `loggers=` that needs it.
-        extra: of this package that installs it.
+        option: option of `loggers=` that needs the library.
+        extra: extra of this package that installs it.
     """
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f"loggers={option} needs {module}: pip install 'llmrl[{extra}]'; or leave {option} out")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a config as one mapping from dotted keys to values; lists stay as they are, empty mappings are left out.
+    """Return a config as one mapping from dotted keys to values; lists are kept, empty mappings are left out.
 
     >>> flat({"a": {"b": 1, "c": {"d": [2]}}, "e": None})
     {'a.b': 1, 'a.c.d': [2], 'e': None}

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run folder."""
+"""TensorBoard: an event file in the run folder, under the tags of `llmrl.run.sinks.tensorboard_tags`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrl.run.evaluation import pictures
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
-from llmrl.run.tensorboard import EventFile
+from llmrl.run.sinks.tensorboard_tags import Tags, finals
+from llmrl.run.tensorboard_evaluations import pictures
+from llmrl.run.tensorboard_file import EventFile
 
 
 class TensorBoard(Sink):
-    """Scalars, hyperparameters, texts and pictures of a run for TensorBoard, which shows no MP4 films.
+    """Scalars, hyperparameters, texts and pictures of a run for TensorBoard, which shows no MP4 videos.
 
     Resuming: the event file is written anew from the rows that are kept, in place of those of earlier attempts, whose
     ends nobody can trust. TensorBoard sees it from when all of these are in it.
@@ -25,12 +26,14 @@ class TensorBoard(Sink):
         if opening.hyperparameters:
             self._events.hyperparameters(opening.hyperparameters)
         self._kept = opening.kept
+        self._tags = Tags()
         if not self._kept:
             self._events.publish()
 
     def rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._events.scalars(row.place, row.unix, row.metrics)
+            for earlier, values in self._tags.of(row):
+                self._events.scalars(earlier.place, earlier.unix, values)
             if row.number + 1 == self._kept:
                 self._events.publish()
 
@@ -49,6 +52,6 @@ class TensorBoard(Sink):
 
     def close(self, ending: Ending) -> None:
         if ending.final:
-            self._events.scalars(ending.place, ending.unix, ending.final)
+            self._events.scalars(ending.place, ending.unix, finals(ending.final))
         self._events.end(ending.succeeded)
         self._events.close()

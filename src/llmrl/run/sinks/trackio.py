@@ -14,7 +14,7 @@ from llmrl.run.sinks.sink import Ending, Opening, Row, Sink, flat, need
 
 
 class Trackio(Sink):
-    """Metrics, config, texts and films of a run for Trackio.
+    """Metrics, config, texts and videos of a run for Trackio.
 
     It is written as Trackio's own importers write, straight into the database of its project: `trackio.init` belongs to
     one run a process, talks on the terminal, and measures the machine.

@@ -23,7 +23,7 @@ _ROWS = "llmrl/rows"
 
 
 class WandB(Sink):
-    """Metrics, config, texts and films of a run for Weights & Biases.
+    """Metrics, config, texts and videos of a run for Weights & Biases.
 
     Each metric has the counter of its rows as its axis. Runs that differ in their seed alone are a group. Neither the
     command line, code, Git's remote, installed packages nor the machine's name are sent: they are in the run folder.

@@ -16,7 +16,7 @@ from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
 
 if TYPE_CHECKING:
-    from llmrl.sweeps.backends.protocol import Hardware, Job, Outcome, Pack
+    from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome, Pack
     from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ class Here(Backend):
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return 1
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-        from llmrl.sweeps.backends.protocol import Outcome, Pack
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+        from llmrl.sweeps.backends.protocol import JobOutcome, Pack
         from llmrl.sweeps.jobs import cancelled, describe, take_on
 
-        outcomes: list[Outcome] = []
+        outcomes: list[JobOutcome] = []
         with StopFlag("no further run is started") as stop:
             waiting = []
             for pack in self.packs(jobs):
@@ -59,7 +59,7 @@ class Here(Backend):
                     try:
                         attempts[job.folder] = take_on(job, sweep_folder, beside=pack.folders).attempt
                     except RunFolderError as error:
-                        outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
+                        outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
                 if taken := tuple(job for job in pack.jobs if job.folder in attempts):
                     waiting.append((Pack(taken), attempts))
             for pack, attempts in waiting:
@@ -73,7 +73,7 @@ class Here(Backend):
         return outcomes
 
 
-def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFlag) -> list[Outcome]:
+def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFlag) -> list[JobOutcome]:
     """What becomes of the runs of a pack, with every way they can end."""
     from llmrl.sweeps.jobs import left_behind
     from llmrl.sweeps.packing import works_of

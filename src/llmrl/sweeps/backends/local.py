@@ -1,4 +1,4 @@
-"""`hardware/backend=local`: processes of this machine, side by side."""
+"""`hardware/backend=local`: parallel processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.folder import unwritable
-from llmrl.run.progress import Progress
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import PROMISED_S, StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Job, Outcome, Pack
+from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack
 from llmrl.sweeps.jobs import cancelled, describe, take_on, taken_up_again, write_log_header
 from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.packing import packed_over, put_back
@@ -30,8 +30,8 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Local(Backend):
-    """Compute runs in processes of this machine, as many at once as have room; where there are more, runs with equal
-    keys share them as rows."""
+    """A backend that computes runs in processes on this machine, as many at once as fit. If there are more runs, those
+    with equal keys share processes as rows."""
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         machine = Machine.this()
@@ -47,35 +47,30 @@ class Local(Backend):
         machine = Machine.this()
         return min(len(packs), *(machine.places(pack.hardware, pack.cores) for pack in packs))
 
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
-        return Pool(self.packs(jobs), task, sweep_folder).run()
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+        return PackPool(self.packs(jobs), task, sweep_folder).run()
 
 
 @dataclass
 class _Waiting:
-    """A process that is still to be started: its runs, the attempts that each had had when it was taken on, and the
-    file that gets what it prints."""
+    """A process that has yet to be started: its runs, the number of attempts of each when it was taken on, and the file
+    for its output."""
 
     pack: Pack
     attempts: dict[Path, int]
     log_file: Path
 
 
-class Pool:
-    """Computes all packs; runs that fail do not stop the others.
+class PackPool:
+    """A pool of processes that compute packs of runs; a failed run does not stop the others.
 
-    The first Ctrl-C or termination signal is handed on to the runs, which save and stop, and starts no others; a
-    second Ctrl-C stops them at once.
-
-    A process of several runs that dies takes nobody with it: those that had not ended are put back.
+    The first Ctrl-C or termination signal is passed on to the runs, which save and stop, and no others are started. A
+    second Ctrl-C stops them at once. If a process of several runs dies, its unfinished runs are queued again.
 
     Args:
-        packs: the runs to compute, by process.
-        task: what each process calls; a `SharedTask` where packs have several runs.
-        sweep_folder: gets a log file of what each process prints.
-
-    Raises:
-        RunFolderError: `sweep_folder` cannot be written.
+        packs: runs to compute, by process.
+        task: function that each process calls; a `SharedTask` if packs have several runs.
+        sweep_folder: folder for log files with the output of each process.
     """
 
     def __init__(self, packs: Sequence[Pack], task: Task, sweep_folder: Path) -> None:
@@ -85,14 +80,18 @@ class Pool:
         self.free_gpus = list(self.machine.gpus)
         self.waiting: list[_Waiting] = []
         self.running: list[RunProcess] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[JobOutcome] = []
         self.deaths: Counter[Path] = Counter()
         self._processes = 0
 
-    def run(self) -> list[Outcome]:
-        """Until the last run has ended; outcomes as they came."""
+    def run(self) -> list[JobOutcome]:
+        """Compute all runs; return their outcomes in order of ending, cancelled runs last.
+
+        Raises:
+            RunFolderError: `sweep_folder` cannot be written.
+        """
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
-        # Before a run is taken on: whatever waits when the user stops the sweep is cancelled, and not just left.
+        # The flag is entered before runs are taken on, so that waiting runs are recorded as cancelled after a stop.
         with thread_limits(threads), StopFlag() as stop:
             self._make_folder()
             for pack in self.packs:
@@ -105,8 +104,8 @@ class Pool:
         return self.outcomes + [cancelled(job) for waiting in self.waiting for job in waiting.pack.jobs]
 
     def _compute(self, stop: StopFlag) -> None:
-        """Start and end processes until none is left, or those that are left are not to be started."""
-        with Progress(len(self.jobs), "runs", "sweep", done=len(self.outcomes)) as progress:
+        """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
+        with ProgressBar(len(self.jobs), "runs", "sweep", done=len(self.outcomes)) as progress:
             told, watch = False, SweepWatch(progress)
             while self.running or (self.waiting and not stop.requested):
                 try:
@@ -143,7 +142,7 @@ class Pool:
             raise unwritable(self.logs, error) from error
 
     def _take_on(self, pack: Pack) -> None:
-        """Take the runs of a pack on, and queue those that could be."""
+        """Take on the runs of a pack, and queue those for which this succeeded."""
         several, first = len(pack.jobs) > 1, pack.jobs[0].folder
         name = f"{len(pack.jobs)}-rows" if several else f"{first.parent.name}-{first.name}"
         log_file = self.logs / f"{self._processes:04d}-{name}.log"
@@ -156,22 +155,22 @@ class Pool:
                 deaths = self.deaths[job.folder]
                 queued = take_on(job, self.logs.parent, str(log_file), beside=pack.folders, deaths=deaths)
             except RunFolderError as error:
-                self.outcomes.append(Outcome(job, job.folder, "failed", error=str(error)))
+                self.outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
                 continue
             attempts[job.folder] = queued.attempt
         if taken := tuple(job for job in pack.jobs if job.folder in attempts):
             self.waiting.append(_Waiting(Pack(taken), attempts, log_file))
 
     def _put_back(self, jobs: Sequence[Job], attempts: Mapping[Path, int]) -> None:
-        """Queue runs again whose process has died, before all that wait."""
+        """Queue runs whose process has died again, before all waiting ones."""
         self.deaths.update(job.folder for job in jobs)
         waiting, self.waiting = self.waiting, []
         for pack in put_back([taken_up_again(job, attempts[job.folder]) for job in jobs], self.deaths):
             self._take_on(pack)
         self.waiting += waiting
 
-    def _with_deaths(self, outcome: Outcome) -> Outcome:
-        """The outcome, which says of a run how often its process had died before."""
+    def _with_deaths(self, outcome: JobOutcome) -> JobOutcome:
+        """Return the outcome with a note on how often the run's process had died before."""
         if not (deaths := self.deaths[outcome.folder]):
             return outcome
         text = f"its process died {'once' if deaths == 1 else f'{deaths} times'} before"
@@ -187,7 +186,7 @@ class Pool:
             self.running.append(RunProcess(first.pack, first.attempts, self.task, first.log_file, gpus, beside))
 
     def _fits(self, pack: Pack) -> bool:
-        """Whether one more process has room; with nothing running it always has."""
+        """Return whether one more process fits; with no process running, it always does."""
         if not self.running:
             return True
         if len(self.running) >= self.machine.places(pack.hardware, pack.cores):
@@ -199,12 +198,12 @@ class Pool:
         return cores <= self.machine.cores and memory <= self.machine.memory_gb
 
     def _wait(self) -> None:
-        """Until a process may have ended, or a moment has passed."""
+        """Wait until a process may have ended, or for `_POLL_S`."""
         ready = wait([process.sentinel for process in self.running], _POLL_S)
         for process in self.running:
             process.listen()
         if ready and all(process.running for process in self.running):
-            time.sleep(_POLL_S)  # the server is gone and can tell nothing of its children
+            time.sleep(_POLL_S)  # the fork server is gone, so sentinels no longer tell which process has ended
 
     def _signal(self, number: int) -> None:
         for process in self.running:

@@ -1,6 +1,6 @@
-"""Where the runs of a sweep are computed, and on what: `hardware=` in the config, and its backend, an extension point.
+"""Where and on what hardware the runs of a sweep are computed: `hardware=`, and its backend, an extension point.
 
-A job holds its hardware, that its backend, and this is given jobs, so they are defined together.
+`Job` holds a `Hardware`, which holds a `Backend`, which is given jobs, so they are defined together.
 """
 
 from __future__ import annotations
@@ -15,61 +15,62 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 from llmrl.analysis.runs import JobEnd, Queue, RunRecord, State
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.run.folder import config_hash, find_folder
+from llmrl.run.config_hash import config_hash
+from llmrl.run.folder import find_folder
 
 if TYPE_CHECKING:
     from llmrl.run.queued import Queued
     from llmrl.sweeps.work import Task
 
 Ending = State | Literal["submitted", "elsewhere", "refused"]
-"""What a launcher can say of a run: a run's state, `cancelled` where the launcher was stopped first; `submitted` and
-not waited for; `elsewhere`: another process or job works on it already; `refused`: it could not be submitted."""
+"""State of a run as its launcher reports it. `cancelled`: the launcher was stopped before the run began. `submitted`:
+the launcher does not wait for it. `elsewhere`: another process or job already works on it. `refused`: it could not be
+submitted."""
 
 
 class SchedulerError(ConfigError):
-    """A scheduler refused, or does not answer."""
+    """The error of a scheduler that refused a request, or does not answer."""
 
 
 class Scheduler(Protocol):
-    """Answer for jobs that go on without the process that launched them.
+    """A scheduler, whose jobs go on without the process that launched them.
 
-    It is made without arguments: `llmrl-sweep` looks at run folders long after the launch, and knows of a job what
-    `queued.json` tells (`llmrl.run.queued.Queued`).
+    Its constructor takes no arguments: `llmrl-sweep` reads run folders long after the launch, and knows of a job only
+    its `queued.json` (`llmrl.run.queued.Queued`).
     """
 
     def ask(self, taken: Sequence[Queued]) -> list[Queue]:
-        """Return what waits and runs where these jobs were submitted; a job that no queue knows of is believed.
+        """Return the queues that these jobs were submitted to; a job in none of them is assumed to exist.
 
         Raises:
-            SchedulerError: it cannot be asked now.
+            SchedulerError: the scheduler cannot be queried now.
         """
         ...
 
     def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
-        """Return how jobs ended that its queue has forgotten, by id; without those that it does not know either."""
+        """Return the ends, by job id, of jobs that are no longer in the queue; unknown jobs are left out."""
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancel jobs; those that run are told to save first (SIGTERM).
+        """Cancel jobs; running ones get SIGTERM, so that they save first.
 
         Raises:
-            SchedulerError: it refused.
+            SchedulerError: the scheduler refused.
         """
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Compute the runs of a sweep somewhere: one class for each place, named by `hardware.backend._target_`.
+    """A place where the runs of a sweep are computed: one class for each, named by `hardware.backend._target_`.
 
-    Its constructor takes the options of the place; device, precision and what a run needs of a machine are in
-    `Hardware`. Backends of other packages derive from this class: only `launch` has to be written.
+    Its constructor takes the options of the place; device, precision and the requirements of a run are in `Hardware`.
+    Backends of other packages derive from this class, and must define `launch` only.
 
     Attributes:
-        scheduler: what knows of jobs that outlive the launching process, a class made without arguments; None: runs
-            end with that process.
-        command_lines: options that a shell or a job script runs as they are, each with a value that is harmless. Any
-            other value is submitted only if it was typed or is trusted (docs/extending.md#whose-code-runs).
+        scheduler: class of the scheduler of jobs that outlive the launching process; None: runs end with that process.
+        command_lines: options that a shell or a job script runs verbatim, each with a harmless value. Any other value
+            is submitted only if it was typed or is trusted (docs/extending.md#whose-code-runs).
     """
 
     scheduler: ClassVar[type[Scheduler] | None] = None
@@ -77,51 +78,51 @@ class Backend(Protocol):
 
     @property
     def processes(self) -> int:
-        """How many processes compute one run together."""
+        """Number of processes that compute one run together."""
         return 1
 
     def check(self, hardware: Hardware) -> None:
-        """Refuse options that do not fit the rest of the hardware; called when the config is composed.
+        """Check options against the rest of the hardware; called when the `Hardware` is constructed.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: an option does not fit.
         """
         return None
 
     def prepare(self, jobs: Sequence[Job]) -> None:
-        """Refuse what cannot be launched from here; nothing has been started or written yet.
+        """Check that the jobs can be launched from here, before anything is started or written.
 
         Raises:
-            ConfigError: something that all runs need is missing, or one of them has no room.
+            ConfigError: a common requirement of the runs is missing, or a run does not fit.
         """
         return None
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        """Return what each process is to compute: a run, or several that have equal keys (`Job.key`).
+        """Return the runs of each process: one run, or several with equal keys (`Job.key`).
 
-        `launch` computes several by a call of `llmrl.sweeps.work.Works`; a backend that does not leaves this as it is.
+        A backend overrides this only if its `launch` computes several runs with `llmrl.sweeps.work.PackWork`.
         """
         return [Pack((job,)) for job in jobs]
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
-        """Return how many of these processes go side by side; None where that is the scheduler's to say."""
+        """Return how many of these processes run at the same time; None if the scheduler decides."""
         return None
 
     @abstractmethod
-    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[Outcome]:
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         """Compute the runs; a run that fails does not stop the others.
 
-        Each run is taken on first (`llmrl.sweeps.jobs.take_on`), then computed by a call of `llmrl.sweeps.work.Work`.
-        A stop (`llmrl.run.signals.StopFlag`) is handed on to runs that run; those that wait are `cancelled`.
+        Take each run on first (`llmrl.sweeps.jobs.take_on`), then compute it by a call of `llmrl.sweeps.work.JobWork`.
+        A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `cancelled`.
 
         Args:
-            jobs: the runs that are missing, with equal options of this backend.
-            task: computes one.
-            sweep_folder: exists; for what jobs print.
+            jobs: runs that are missing, with equal options of this backend.
+            task: function that computes one run.
+            sweep_folder: existing folder for the output of jobs.
 
         Returns:
-            An outcome for each job. Without a scheduler, as all have ended; with one, as all are submitted: those that
-            were have the state `submitted` and their `job_id`.
+            One outcome for each job. Without a scheduler, after all have ended. With one, after all are submitted:
+            submitted runs have the state `submitted` and a `job_id`.
         """
         ...
 
@@ -131,16 +132,16 @@ class Hardware:
     """One option of `hardware=`.
 
     Attributes:
-        backend: where the runs of a sweep are computed (`llmrl.sweeps.backends`).
-        device: torch device of policies and models; `auto`: a GPU where there is one.
-        precision: of float32 matrix products (torch.set_float32_matmul_precision).
-        threads: of torch and other numerical libraries in one run; None: as many as `cores`.
-        cores: processor cores one run keeps busy; None: as many as it has game processes, or threads if those are more.
-        memory_gb: memory one run needs, gigabytes.
-        gpus: GPUs one run needs.
-        parallel: processes of a sweep at once; None: as many as the backend has room for.
-        rows: most runs that one process serves; `auto`: as many as memory allows.
-        jobs: most jobs of a sweep at once; more runs than that share jobs. None: each run that is alone in its job.
+        backend: place where the runs of a sweep are computed (`llmrl.sweeps.backends`).
+        device: torch device of policies and models; `auto`: a GPU if there is one.
+        precision: precision of float32 matrix products (torch.set_float32_matmul_precision).
+        threads: threads of torch and other numerical libraries in one run; None: as many as `cores`.
+        cores: processor cores of one run; None: the larger of its number of game processes and `threads`.
+        memory_gb: memory of one run, gigabytes.
+        gpus: GPUs of one run.
+        parallel: most processes of a sweep at once; None: as many as the backend has room for.
+        rows: most runs that share one process; `auto`: as many as memory allows.
+        jobs: most scheduler jobs of a sweep at once; further runs share jobs. None: one job for each run.
     """
 
     backend: Backend
@@ -164,21 +165,21 @@ class Hardware:
 
     @property
     def jobs_at_once(self) -> int | None:
-        """Most jobs of a scheduler that run at once; None: as many as it has room for."""
+        """Most scheduler jobs at once, the smaller of `parallel` and `jobs`; None: the scheduler decides."""
         return min((limit for limit in (self.parallel, self.jobs) if limit is not None), default=None)
 
     def cores_for(self, game_processes: int) -> int:
-        """Cores a run with that many game processes should have for itself."""
+        """Return the number of cores for a run with that many game processes."""
         return self.cores or max(self.threads or 1, game_processes)
 
     def apply(self, dry: bool = False) -> str:
-        """Set up torch in this process as described; returns the torch device.
+        """Set the threads and precision of torch in this process; return the torch device.
 
         Args:
-            dry: the device is only planned for, and need not be here.
+            dry: whether the run is only planned; a missing GPU is then replaced by `cpu`.
 
         Raises:
-            ConfigError: the device is not here.
+            ConfigError: the device is a GPU, and torch sees none on this machine.
         """
         import torch
 
@@ -202,16 +203,16 @@ class Job:
     """One run to be computed.
 
     Attributes:
-        config: the resolved config, plain data; `output_root` is absolute.
-        overrides: what was typed for this run.
-        hardware: where to compute it.
-        cores: cores it should have for itself.
-        naming: the overrides that make its folder readable: those that differ within the sweep.
-        environment: variables to set in its process (`hydra.job.env_set`).
-        after: jobs of the same launch whose runs this one needs: it begins when they have ended.
-        key: runs with equal ones may be rows of one process; None: it is alone in its own.
-        row_gb: memory that it takes in a process that has a run already, gigabytes; None: as much as by itself.
-        gains: as a row beside others it takes less time; else it shares a process only where that is asked for.
+        config: resolved config as plain data; `output_root` is absolute.
+        overrides: Hydra overrides of this run as typed.
+        hardware: hardware to compute it on.
+        cores: number of cores for this run.
+        naming: overrides for the label of its folder: those that differ within the sweep.
+        environment: environment variables of its process (`hydra.job.env_set`).
+        after: jobs of the same launch whose runs this one needs; it begins when they have ended.
+        key: runs with equal keys may share a process; None: it has a process of its own.
+        row_gb: memory in a process that already has a run, gigabytes; None: as much as in its own process.
+        gains: whether sharing a process makes it faster; if not, it shares one only if that is asked for.
     """
 
     config: dict[str, Any]
@@ -227,66 +228,66 @@ class Job:
 
     @cached_property
     def folder(self) -> Path:
-        """Its run folder, which need not exist yet."""
+        """The run folder, which need not exist yet."""
         c = self.config
         return find_folder(Path(c["output_root"]), c["name"], self.digest, self.naming, c["seed"])
 
     @cached_property
     def digest(self) -> str:
-        """The hash of its config."""
+        """Hash of the config (`llmrl.run.config_hash.config_hash`)."""
         return config_hash(self.config)
 
     @property
     def command(self) -> str:
-        """The command it was composed by: only llmrl-finetune knows methods of training."""
+        """Console script of its config: `llmrl-finetune` if it has the key `method`, else `llmrl-train`."""
         return "llmrl-finetune" if "method" in self.config else "llmrl-train"
 
 
 @dataclass(frozen=True)
 class Pack:
-    """The runs that one process computes, as its rows; mostly one.
+    """The runs (rows) that one process computes; usually one.
 
     Attributes:
-        jobs: one, or several with equal keys.
+        jobs: one job, or several with equal keys.
     """
 
     jobs: tuple[Job, ...]
 
     @property
     def hardware(self) -> Hardware:
-        """What its runs have in common."""
+        """Hardware of its runs, which is the same for all."""
         return self.jobs[0].hardware
 
     @property
     def cores(self) -> int:
-        """Cores that it keeps busy: rows take turns, so as many as one run does."""
+        """Number of cores, the same as for one run, because rows take turns."""
         return self.jobs[0].cores
 
     @property
     def memory_gb(self) -> float:
-        """Memory that it needs: of one run in a process of its own, and of every further row."""
+        """Memory in gigabytes: that of one run in its own process, plus that of each further row."""
         own = self.hardware.memory_gb
         return own + sum(own if job.row_gb is None else job.row_gb for job in self.jobs[1:])
 
     @property
     def folders(self) -> list[Path]:
-        """Run folders, in order."""
+        """Run folders, in the order of `jobs`."""
         return [job.folder for job in self.jobs]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a job.
+class JobOutcome:
+    """The outcome of a job.
 
     Attributes:
         job: the job.
         folder: its run folder.
         state: see `Ending`.
-        skipped: nothing was done for it, because it was finished or is being worked on elsewhere.
-        result: the scalar of a finished run.
-        error: why it is not finished, or who works on it.
-        seconds: how long the attempt took, as far as known.
-        job_id: the scheduler's, of a run that was submitted; else empty.
+        skipped: whether nothing was done, because the run was finished or another process works on it.
+        result: scalar result of a finished run.
+        error: reason why it is not finished, or the process that works on it.
+        seconds: duration of the attempt; None if unknown.
+        job_id: scheduler's id of a submitted run; else empty.
     """
 
     job: Job
@@ -299,20 +300,20 @@ class Outcome:
     job_id: str = ""
 
     @staticmethod
-    def of(job: Job, record: RunRecord, **changes: Any) -> Outcome:
-        """The outcome that a run's record tells."""
+    def of(job: Job, record: RunRecord, **changes: Any) -> JobOutcome:
+        """Return the outcome of `job` from the record of its run; `changes` replace fields."""
         seconds = record.updated - record.started if record.started else None
-        outcome = Outcome(job, record.folder, record.state, False, record.result, record.error, seconds)
+        outcome = JobOutcome(job, record.folder, record.state, False, record.result, record.error, seconds)
         return replace(outcome, **changes)
 
 
 def name_of(backend: Backend) -> str:
-    """Return the dotted name by which records of runs call a backend, and find it again."""
+    """Return the dotted name of a backend's class, by which records of runs refer to it."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 def text_of(ids: Iterable[str]) -> str:
-    """List job ids for a message, the tasks of an array as one.
+    """List job ids for a message, with the tasks of an array as one.
 
     >>> text_of(["12_0", "12_1", "14"])
     '12, 14'

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.status import read_status
-from llmrl.sweeps.work import Works, leads
+from llmrl.sweeps.work import PackWork, leads
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +22,9 @@ ALONE_S = 60
 
 @dataclass(frozen=True)
 class ClusterWork:
-    """`Works` as submitit runs them in a SLURM job."""
+    """`PackWork` as submitit runs them in a SLURM job."""
 
-    works: Works
+    works: PackWork
 
     def __call__(self) -> None:
         """Compute the runs; if one was told to save before a time limit or a preemption, put the job back into the

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.seen import ParticleDomain, listed, pairs
+from llmrl.teachers.particles.particle_domain import ParticleDomain, listed, pairs
 from llmrl.teachers.particles.steering import Body, Pair, brake, towards
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
@@ -22,7 +22,7 @@ _SELF = re.compile(r"^The agent is (\w+)\.")
 _NEAREST = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
 
 
-class SimpleSpread(ParticleDomain):
+class SimpleSpreadDomain(ParticleDomain):
     """Each agent is told its name, and for each landmark the name of the agent nearest to it.
 
     Everybody sees everybody, so all agents of a game are told the same but for their own names, and whoever follows the

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.seen import ParticleDomain, listed, pairs
+from llmrl.teachers.particles.particle_domain import ParticleDomain, listed, pairs
 from llmrl.teachers.particles.steering import STEP, Body, Pair, around, brake, towards
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
@@ -30,7 +30,7 @@ _HUNTER_OF = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
 _NEAREST = re.compile(r"is nearest to <(\w+)>")
 
 
-class SimpleTag(ParticleDomain):
+class SimpleTagDomain(ParticleDomain):
     """Hunters are told which prey is nearest to them, and which hunter to each prey; prey, which hunter is nearest,
     whether it is close, and whether the edge of the arena is near.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from llmrl.teachers.rooms.world import FORWARD, LEFT, RIGHT, Geometry
+from llmrl.teachers.rooms.observed_room import FORWARD, LEFT, RIGHT, Geometry
 
 KEPT = 4096
 """Searches remembered; the oldest is forgotten first."""

@@ -13,8 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.paths import paths_to
-from llmrl.teachers.rooms.world import (
+from llmrl.teachers.rooms.observed_room import (
     BALL,
     BOX,
     DONE,
@@ -28,8 +27,9 @@ from llmrl.teachers.rooms.world import (
     TOGGLE,
     UNSEEN,
     WALL,
-    World,
+    ObservedRoom,
 )
+from llmrl.teachers.rooms.paths import paths_to
 
 WAIT = "wait"
 _INTERACTIONS = {"pick up": PICK_UP, "drop": DROP, "open": TOGGLE, WAIT: DONE}
@@ -47,7 +47,7 @@ class PublishedScene:
         view_size: of the agent's view, odd.
     """
 
-    def __init__(self, world: World, sentence: str, places: Mapping[str, int], view_size: int) -> None:
+    def __init__(self, world: ObservedRoom, sentence: str, places: Mapping[str, int], view_size: int) -> None:
         self.world, self.sentence, self.places, self.view_size = world, sentence, places, view_size
         self._acts: dict[PlanStep, int | None] = {}
 
@@ -105,7 +105,7 @@ def read_loosely(text: str, names: Sequence[str], last_two_words: bool = False) 
     return tuple(plan)
 
 
-def explore(world: World, view_size: int) -> int | None:
+def explore(world: ObservedRoom, view_size: int) -> int | None:
     """Forward while anything beyond the view ahead is unseen, else a turn to the side where something is.
 
     Looked at is the whole half of the room ahead, left, right and behind, from `view_size // 2 + 1` cells away.
@@ -137,7 +137,7 @@ def _step(x: int, y: int, direction: int) -> tuple[int, int]:
     return x + _DIRECTIONS[direction][0], y + _DIRECTIONS[direction][1]
 
 
-def _unseen(world: World, bounds: tuple[int, int, int, int], x: int, y: int, direction: int, away: int) -> bool:
+def _unseen(world: ObservedRoom, bounds: tuple[int, int, int, int], x: int, y: int, direction: int, away: int) -> bool:
     """Whether a cell of the room is unseen that lies `away` cells or more from (x, y) in a direction."""
     low_x, low_y, high_x, high_y = bounds
     if direction == 0:
@@ -156,7 +156,7 @@ def _unseen(world: World, bounds: tuple[int, int, int, int], x: int, y: int, dir
     )
 
 
-def _bounds(world: World) -> tuple[int, int, int, int]:
+def _bounds(world: ObservedRoom) -> tuple[int, int, int, int]:
     """Of the room, (x, y) of two corners: those of the array, but for walls that were seen in a run.
 
     A run is two cells of wall or door side by side. The released code looks for the first cell of a run neither in the

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.rooms.exploring import explore
-from llmrl.teachers.rooms.paths import paths_to, walk_until
-from llmrl.teachers.rooms.world import (
+from llmrl.teachers.rooms.observed_room import (
     CLOSED,
     DOOR,
     DROP,
@@ -17,8 +16,9 @@ from llmrl.teachers.rooms.world import (
     PICK_UP,
     TOGGLE,
     WALL,
-    World,
+    ObservedRoom,
 )
+from llmrl.teachers.rooms.paths import paths_to, walk_until
 
 SKILLS = (
     Skill("explore", False, "walk to where a part of the room comes into view that was not seen yet"),
@@ -39,7 +39,7 @@ class RoomScene:
         held: name of the object the agent holds; "": none.
     """
 
-    def __init__(self, world: World, sentence: str, things: Mapping[str, Sequence[int]], held: str) -> None:
+    def __init__(self, world: ObservedRoom, sentence: str, things: Mapping[str, Sequence[int]], held: str) -> None:
         self.world, self.sentence, self.things, self.held = world, sentence, things, held
         self._acts: dict[PlanStep, int | None] = {}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.domains import EXPLORE, RoomDomain
-from llmrl.teachers.rooms.world import BOX, DOOR, KEY, OPEN, World
+from llmrl.teachers.rooms.observed_room import BOX, DOOR, KEY, OPEN, ObservedRoom
+from llmrl.teachers.rooms.room_domains import EXPLORE, RoomDomain
 
 _KINDS = {KEY: "key", DOOR: "door", BOX: "box"}
 
 
-class UnlockPickup(RoomDomain):
+class UnlockPickupDomain(RoomDomain):
     """Two rooms with a locked door between them, its key in the one and a box in the other, which is to be picked up.
 
     An `open door` is told apart from a `door`, as it is what tells whether the key is still needed.
@@ -27,7 +27,7 @@ class UnlockPickup(RoomDomain):
     def name_of(self, kind: int, colour: int) -> str:
         return _KINDS[kind]
 
-    def named(self, world: World) -> list[tuple[str, int]]:
+    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
         return [
             ("open door" if name == "door" and world.states[cell] == OPEN else name, cell)
             for name, cell in super().named(world)

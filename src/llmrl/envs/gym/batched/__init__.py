@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.envs.gym.protocols import Games
+    from llmrl.envs.gym.interfaces import Games
 
 Make = Callable[[Mapping[str, Any], int | None, int], "Games | None"]
 
@@ -31,7 +31,7 @@ def _mountain_car_continuous(kwargs: Mapping[str, Any], horizon: int | None, n: 
 
 def _toy_text(entry_point: str) -> Make:
     def make(kwargs: Mapping[str, Any], horizon: int | None, n: int) -> Games | None:
-        from llmrl.envs.gym.batched.tabular import toy_text_games
+        from llmrl.envs.gym.batched.tabular_games import toy_text_games
 
         return toy_text_games(entry_point, kwargs, horizon, n)
 

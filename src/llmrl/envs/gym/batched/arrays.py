@@ -1,4 +1,4 @@
-"""What batched games share: seeds, clocks, and random numbers drawn in advance."""
+"""The common base of batched games: seeds, clocks, and random numbers drawn in advance."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 _BLOCK = 64
-"""Steps for which random numbers are drawn at once."""
+"""Number of steps for which random numbers are drawn at once."""
 
 
 class ArrayGames(ABC):
-    """`Games` whose state is arrays.
+    """Base class of `Games` whose state is arrays.
 
     Args:
-        n: games.
-        observation_space: of one game.
-        action_space: of one game.
+        n: number of games.
+        observation_space: observation space of one game.
+        action_space: action space of one game.
         horizon: steps after which a game is truncated; None: never.
     """
 
@@ -34,33 +34,33 @@ class ArrayGames(ABC):
         self.infos: Sequence[Mapping[str, Any]] = ({},) * n
         self._tick = 0
         self._began: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """Tick at which each game would have begun if it had never been left standing."""
+        """Tick at which each game would have begun if it had been advanced at every tick since."""
         self._first_cut = 0
         """No game is truncated before this tick."""
 
     @property
     def time(self) -> NDArray[np.int64]:
-        """Steps of each game since it began, [n]."""
+        """Number of steps of each game since it began, [n]."""
         return self._tick - self._began
 
     @abstractmethod
     def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        """Put games `chosen` [m] into a state that they may start in, drawn from `sources` [m]."""
+        """Put games `chosen` [m] into start states, drawn from the generators `sources` [m]."""
 
     @abstractmethod
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """One step of the games that are `playing` [n] (None: all): rewards [n], and whether they reached an end [n].
+        """Advance the games that are `playing` [n] (None: all); return rewards [n] and whether games terminated [n].
 
-        What is returned of other games does not matter; their state must not change.
+        Returned values of other games are ignored; their state must not change.
         """
 
     @abstractmethod
     def observe(self) -> NDArray[Any]:
-        """Observations of all games, [n, ...], in an array of their own."""
+        """Return the observations of all games, [n, ...], in a new array."""
 
     @abstractmethod
     def render(self, index: int) -> NDArray[np.uint8]:
-        """A picture of one game, [height, width, 3]."""
+        """Return a frame of one game, [height, width, 3]."""
 
     def reset(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> NDArray[Any]:
         chosen = np.flatnonzero(mask)
@@ -68,7 +68,7 @@ class ArrayGames(ABC):
         return self.observe()
 
     def start(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        """Start games `chosen` [m], which draw from `sources` [m]."""
+        """Start games `chosen` [m], which draw from the generators `sources` [m]."""
         self.begin(chosen, sources)
         self._began[chosen] = self._tick
         self._first_cut = int(self._began.min()) + (self.horizon or 0)
@@ -76,7 +76,7 @@ class ArrayGames(ABC):
     def step(
         self, actions: Any, playing: NDArray[np.bool_]
     ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-        # NumPy's calls cost more than its arithmetic here, so what most steps do not need is not computed.
+        # NumPy's calls cost more than its arithmetic here, so most steps skip what they do not need.
         self._tick += 1
         if np.count_nonzero(playing) == self.n:
             reward, terminated = self.advance(actions, None)
@@ -91,19 +91,18 @@ class ArrayGames(ABC):
         return self.observe(), reward, terminated, truncated
 
     def close(self) -> None:  # noqa: B027 (not everybody has something to release)
-        """Release what games hold outside of this process's memory: nothing."""
+        """Do nothing: there are no resources. Subclasses with resources override it."""
 
 
-class Draws:
-    """Random numbers of n games, drawn in blocks: the same numbers as drawing them step by step.
+class BufferedRandom:
+    """Random numbers of n games, drawn in blocks, which are the same numbers as drawn step by step.
 
-    A game whose generator is used for nothing else once it has begun therefore draws what Gymnasium's environment
-    draws.
+    If a game uses its generator for nothing else after its start, it gets the numbers of Gymnasium's environment.
 
     Args:
-        n: games.
-        width: numbers a step.
-        kind: uniform on [0, 1), or standard normal.
+        n: number of games.
+        width: numbers per step.
+        kind: distribution: uniform on [0, 1), or standard normal.
     """
 
     def __init__(self, n: int, width: int, kind: Literal["random", "standard_normal"] = "random") -> None:
@@ -112,21 +111,18 @@ class Draws:
         self._at = np.zeros(n, dtype=np.int64)
         self._games = np.arange(n)
         self._rest = _BLOCK
-        """Steps for which every game has numbers, at least."""
+        """Number of steps for which every game still has numbers."""
         self._generators: list[np.random.Generator | None] = [None] * n
 
     def start(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        """Draw for games `chosen` [m] from `sources` [m] from now on."""
+        """Draw the numbers of games `chosen` [m] from the generators `sources` [m] from now on."""
         for game, source in zip(chosen.tolist(), sources, strict=True):
             self._generators[game] = source
             self._fill(game)
         self._rest = _BLOCK - int(self._at.max())
 
     def take(self, playing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """The next numbers of each game, [n, width]; those of games that are not `playing` [n] stay the next.
-
-        None: all play.
-        """
+        """Return the next numbers of all games, [n, width], and advance games that are `playing` [n] (None: all)."""
         numbers = self._block[self._games, self._at]
         self._at += True if playing is None else playing
         self._rest -= 1
@@ -144,19 +140,19 @@ class Draws:
 
 
 def choices(actions: Any, n: int) -> NDArray[np.int64]:
-    """Discrete actions, of any shape, as int64.
+    """Return discrete actions, of any shape, as int64.
 
     Raises:
-        ValueError: one is not 0 to n - 1.
+        ValueError: an action is not in 0 .. n - 1.
     """
     chosen = np.ascontiguousarray(actions, dtype=np.int64)
-    # As unsigned numbers, negative ones are the largest.
+    # One comparison for both bounds: as unsigned numbers, negative ones are the largest.
     if np.count_nonzero(chosen.view(np.uint64) >= n):
         raise ValueError(f"actions must be 0 to {n - 1}, got {chosen.min()} to {chosen.max()}")
     return chosen
 
 
 def picture(env: Any) -> NDArray[np.uint8]:
-    """What Gymnasium draws of one game."""
+    """Return the frame that a Gymnasium environment renders, [height, width, 3]."""
     drawn: NDArray[np.uint8] = np.asarray(env.render())
     return drawn

@@ -18,7 +18,7 @@ _FIRST = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Words:
+class TaskText:
     """A game in words: its goal, name -> what is observed, action -> what it does."""
 
     goal: str
@@ -26,7 +26,7 @@ class Words:
     actions: Mapping[str, str]
 
 
-class OneGame(gymnasium.Env[Any, Any]):
+class SingleGameEnv(gymnasium.Env[Any, Any]):
     """One of `games`, which are one; it is truncated by Gymnasium's own time limit.
 
     It has the methods that put a game into words (`env.text=own`).
@@ -39,7 +39,7 @@ class OneGame(gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, games: ArrayGames, words: Words, render_mode: str | None = None) -> None:
+    def __init__(self, games: ArrayGames, words: TaskText, render_mode: str | None = None) -> None:
         self._games, self._words = games, words
         self.observation_space, self.action_space = games.observation_space, games.action_space
         self.render_mode = render_mode
@@ -70,34 +70,36 @@ class OneGame(gymnasium.Env[Any, Any]):
         return int(seen) if np.ndim(seen) == 0 else seen
 
 
-class MazeEnv(OneGame):
+class MazeEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.maze`."""
 
     def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
         goal = maze.GOAL_TEXT + maze.PARITY_TEXT * parity
-        super().__init__(maze.MazeGames(1, None, parity), Words(goal, maze.OBSERVED, maze.ACTIONS), render_mode)
+        super().__init__(maze.MazeGames(1, None, parity), TaskText(goal, maze.OBSERVED, maze.ACTIONS), render_mode)
 
 
-class NimEnv(OneGame):
+class NimEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.nim`."""
 
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
-        super().__init__(nim.nim_games(1, None, takes), Words(nim.goal_text(takes), nim.OBSERVED, actions), render_mode)
+        super().__init__(
+            nim.nim_games(1, None, takes), TaskText(nim.goal_text(takes), nim.OBSERVED, actions), render_mode
+        )
 
 
-class NavigationEnv(OneGame):
+class NavigationEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.navigation`."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        words = Words(navigation.GOAL_TEXT, navigation.OBSERVED, navigation.ACTIONS)
+        words = TaskText(navigation.GOAL_TEXT, navigation.OBSERVED, navigation.ACTIONS)
         super().__init__(navigation.NavigationGames(1), words, render_mode)
 
 
-class PongEnv(OneGame):
+class PongEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.pong`."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(pong.PongGames(1), Words(pong.GOAL_TEXT, pong.OBSERVED, pong.ACTIONS), render_mode)
+        super().__init__(pong.PongGames(1), TaskText(pong.GOAL_TEXT, pong.OBSERVED, pong.ACTIONS), render_mode)

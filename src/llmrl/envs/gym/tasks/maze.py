@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.table import Rules, Table
-from llmrl.envs.gym.batched.tabular import TabularGames
+from llmrl.envs.gym.batched.tabular_games import TabularGames
+from llmrl.envs.gym.batched.transition_table import Rules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
 SIDE = 3
@@ -65,7 +65,7 @@ class MazeGames(TabularGames):
     """
 
     def __init__(self, n: int, horizon: int | None = None, parity: bool = False) -> None:
-        table = Table.of(rules(), np.eye(SIDE**2)[0])
+        table = TransitionTable.of(rules(), np.eye(SIDE**2)[0])
         super().__init__(n, table, lambda state, _: picture(state), horizon)
         self._parity, self.timeless = parity, not parity
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, Draws, choices
+from llmrl.envs.gym.batched.arrays import ArrayGames, BufferedRandom, choices
 from llmrl.envs.gym.tasks import canvas
 
 GOAL_TEXT = (
@@ -89,7 +89,7 @@ class NavigationGames(ArrayGames):
         super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
         self._upright, self._level = _walls(0), _walls(1)
         self._legs = _sides(_MIDDLE)
-        self._draws = Draws(n, 2 + len(_ANGLES), "standard_normal")
+        self._draws = BufferedRandom(n, 2 + len(_ANGLES), "standard_normal")
         # Heading is clockwise from north, which is where y grows.
         self._x, self._y, self._heading = np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)
         self._ranges = np.full((n, len(_ANGLES)), _FURTHEST)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.batched.table import Outcome, Rules, Table
-from llmrl.envs.gym.batched.tabular import TabularGames
+from llmrl.envs.gym.batched.tabular_games import TabularGames
+from llmrl.envs.gym.batched.transition_table import Outcome, Rules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
 OBSERVED = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
@@ -71,7 +71,7 @@ def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) 
     if len(takes) != MOST or any(not isinstance(sticks, int) or sticks < 0 for sticks in takes):
         raise ConfigError(f"Nim: takes={list(takes)} must be three numbers of sticks, e.g. [1, 2, 3]")
     start = np.eye(STICKS + 1)[STICKS]
-    return TabularGames(n, Table.of(rules(takes), start), lambda state, _: picture(state), horizon)
+    return TabularGames(n, TransitionTable.of(rules(takes), start), lambda state, _: picture(state), horizon)
 
 
 def picture(left: int) -> NDArray[np.uint8]:

@@ -1,0 +1,36 @@
+"""`python -m llmrl <command> ...`: the commands of the package where none is on the path."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": ("llmrl.cli.train", "compose an experiment and run it, or a sweep of them"),
+    "evaluate": ("llmrl.cli.evaluate", "play a finished run's agents, mechanisms or players again"),
+    "sweep": ("llmrl.cli.sweep", "status, retry, cancel and logs of runs"),
+    "report": ("llmrl.cli.sweep_report", "figures, tables and a page of runs"),
+    "llm": ("llmrl.cli.llm", "check, try and account for language models"),
+    "finetune": ("llmrl.cli.finetune", "train the language model that proposes policies"),
+}
+"""Command -> module, and what it does. Each is a console script, too: `llmrl-train`."""
+
+
+def main() -> None:
+    """Run the command that is named first."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name == "--version":
+        from llmrl import __version__
+
+        sys.stdout.write(f"llmrl {__version__}\n")
+    elif name in COMMANDS:
+        sys.argv = [f"llmrl-{name}", *sys.argv[2:]]
+        import_module(COMMANDS[name][0]).main()
+    else:
+        lines = [f"  {command:<9} {does}" for command, (_, does) in COMMANDS.items()]
+        sys.stdout.write("\n".join(["python -m llmrl COMMAND ..., each with --help:", *lines, ""]))
+        raise SystemExit(0 if name in ("--help", "-h") else 2)
+
+
+if __name__ == "__main__":
+    main()

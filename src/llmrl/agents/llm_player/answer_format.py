@@ -1,0 +1,261 @@
+"""Answers of a player: their form, parsing of replies into actions and lessons, and fallbacks for invalid replies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import ContinuousActions, EnvSpec
+from llmrl.llms.reading.answer_parser import AnswerParser, parse_answer
+from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.object_parser import TextParser
+from llmrl.llms.reading.vector_parser import VectorParser
+from llmrl.llms.structured import InvalidReply
+
+AnswerWith = Literal["name", "number"]
+Action = int | list[float]
+"""Index of a discrete action, or the numbers of a continuous one."""
+LESSON_TURNS = 50
+"""Most turns of an episode, the newest ones, from which a lesson is drawn."""
+LONGEST_LESSON = 600
+"""Most characters of a lesson."""
+PLAN = ("plan",)
+"""Names of the field with a plan in a reply."""
+LONGEST_PLAN = 600
+"""Most characters kept of a plan."""
+LESSON = TextParser("lesson", LONGEST_LESSON)
+
+
+@dataclass(frozen=True)
+class PlayerReply:
+    """Content of a reply: an action, the reflection before it, and a plan for later turns (each "" if missing)."""
+
+    action: Action
+    reflection: str = ""
+    plan: str = ""
+
+
+class Lesson(BaseModel):
+    """Reply to the question for a lesson from an episode."""
+
+    lesson: str = Field(min_length=1)
+
+
+class AnswerFormat(Protocol):
+    """Format of the answers in a game."""
+
+    told: tuple[tuple[str, str], ...]
+    """Pairs (answer, description of its effect)."""
+    numbered: bool
+    """Whether discrete actions are answered by their number."""
+
+    @property
+    def question(self) -> AnswerParser[Any]:
+        """Parser of the answer in a reply."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the reply's `action`. It is the same in every state, whatever is legal, because
+        providers cache it together with the prompt."""
+        ...
+
+    def examples(self) -> list[Action]:
+        """Return one or two actions for examples in prompts, not always the first ones."""
+        ...
+
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        """Return the action of a parsed answer; raise InvalidReply if it is illegal or out of bounds."""
+        ...
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        """Return a phrase that names the accepted answers, for error messages."""
+        ...
+
+    def shown(self, action: Action) -> Any:
+        """Return the answer that means `action`, as a JSON-compatible value."""
+        ...
+
+    def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
+        """Return the action without a valid answer: the last one if legal, else the first legal one; for continuous
+        actions the last one, else 0 clipped to the bounds."""
+        ...
+
+
+def answers_of(spec: EnvSpec, answer_with: AnswerWith, decimals: int) -> AnswerFormat:
+    """Return the format of answers in an environment.
+
+    Args:
+        spec: spec of the environment, whose text names the actions.
+        answer_with: answer discrete actions by their `name`, or by their `number` from 0.
+        decimals: digits after the decimal point of continuous actions.
+
+    Raises:
+        ConfigError: text and actions do not match, or a continuous action has no bounds.
+    """
+    assert spec.text is not None
+    told = spec.text.actions
+    if spec.continuous_actions is not None:
+        return ContinuousAnswer(spec.continuous_actions, told, decimals, spec.name)
+    if len(told) != spec.n_actions:
+        raise ConfigError(
+            f"the text of env={spec.name} describes {len(told)} actions, and there are {spec.n_actions}; see env.text"
+        )
+    return DiscreteAnswer(told, numbered=answer_with == "number")
+
+
+class DiscreteAnswer:
+    """Format of discrete actions, answered by name or, if `numbered`, by number from 0; both are understood."""
+
+    def __init__(self, told: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
+        self.question = ChoiceParser([name for name, _ in told], [said for _, said in told], numbered)
+        self.question.kept = PLAN
+        self.told = tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(told)) if numbered else told
+        self.names = [name for name, _ in self.told]
+        self.numbered = all(name.isdigit() for name in self.names)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "enum": [int(n) for n in self.names]} if self.numbered else _enum(self.names)
+
+    def examples(self) -> list[Action]:
+        n = len(self.names)
+        first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
+        return [first] if n == 1 else [first, (first + 1 + n // 2) % n if n > 2 else 1 - first]
+
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        if legal is not None and not legal[meant]:
+            raise InvalidReply(f"the action {self.names[meant]!r} is not legal now")
+        return int(meant)
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        return "choose one of " + ", ".join(f'"{name}"' if not self.numbered else name for name in self._legal(legal))
+
+    def shown(self, action: Action) -> Any:
+        assert isinstance(action, int)
+        return int(self.names[action]) if self.numbered else self.names[action]
+
+    def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
+        if isinstance(last, int) and (legal is None or legal[last]):
+            return last
+        # If no action is legal, the environment must decide what happens.
+        return 0 if legal is None or not any(legal) else next(i for i, fine in enumerate(legal) if fine)
+
+    def _legal(self, legal: Sequence[bool] | None) -> list[str]:
+        if legal is None or not any(legal):
+            return self.names
+        return [name for name, fine in zip(self.names, legal, strict=True) if fine]
+
+
+class ContinuousAnswer:
+    """Format of continuous actions: bounded numbers, answered by name or in order, and rounded."""
+
+    numbered = False
+
+    def __init__(self, numbers: ContinuousActions, told: tuple[tuple[str, str], ...], decimals: int, name: str) -> None:
+        self.names = [key for key, _ in told]
+        if len(self.names) != numbers.dim:
+            raise ConfigError(
+                f"the text of env={name} describes {len(self.names)} numbers of an action, and it has {numbers.dim}"
+            )
+        self.low, self.high = np.array(numbers.low), np.array(numbers.high)
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            raise ConfigError(f"an action of env={name} has no bounds, so nobody can be told what may be chosen")
+        bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
+        self.question = VectorParser(self.names, bounds=bounds, wanted="action")
+        self.question.kept = PLAN
+        self.whole, self.decimals = numbers.whole, 0 if numbers.whole else decimals
+        kind = "a whole number " if self.whole else ""
+        self.told = tuple((key, f"{said} ({kind}{self._bounds(i)})") for i, (key, said) in enumerate(told))
+
+    def examples(self) -> list[Action]:
+        places = [self.low + share * (self.high - self.low) for share in (0.75, 0.25)]
+        return [self.action(np.round(place) if self.whole else place, None) for place in places]
+
+    def schema(self) -> dict[str, Any]:
+        kind = "integer" if self.whole else "number"
+        each = {
+            name: {"type": kind, "minimum": _plain_number(low), "maximum": _plain_number(high)}
+            for name, low, high in zip(self.names, self.low, self.high, strict=True)
+        }
+        return {"type": "object", "properties": each, "required": self.names, "additionalProperties": False}
+
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        values = np.asarray(meant, dtype=np.float64).reshape(-1)
+        slack = 1e-6 * (self.high - self.low)
+        for i in np.flatnonzero((values < self.low - slack) | (values > self.high + slack)):
+            raise InvalidReply(f"{self.names[i]} must be {self._bounds(i)}, got {values[i]:g}")
+        for i in np.flatnonzero(values != np.round(values)) if self.whole else ():
+            raise InvalidReply(f"{self.names[i]} must be a whole number {self._bounds(i)}, got {values[i]:g}")
+        # Rounding may leave the bounds.
+        rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
+        return [float(value) + 0.0 for value in rounded]
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        return "the action has " + ", ".join(f"{name} ({self._bounds(i)})" for i, name in enumerate(self.names))
+
+    def shown(self, action: Action) -> Any:
+        assert isinstance(action, list)
+        return {name: _plain_number(value) for name, value in zip(self.names, action, strict=True)}
+
+    def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
+        if isinstance(last, list):
+            return last
+        return [float(value) for value in np.clip(0.0, self.low, self.high)]
+
+    def _bounds(self, i: Any) -> str:
+        return f"from {self.low[i]:g} to {self.high[i]:g}"
+
+
+def reply_schema(answers: AnswerFormat, reflect: bool, plan: bool = False) -> dict[str, Any]:
+    """Return the JSON schema of a whole reply; reflection and plan come first, so that the action follows from them."""
+    before = (["reflection"] if reflect else []) + (["plan"] if plan else [])
+    properties: dict[str, Any] = {name: {"type": "string"} for name in before}
+    properties["action"] = answers.schema()
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def read_reply(
+    text: str, answers: AnswerFormat, legal: Sequence[bool] | None, reflect: bool = False, cut: bool = False
+) -> PlayerReply:
+    """Return the decision in a reply; `cut` says that the reply was cut off because it grew too long.
+
+    Raises:
+        InvalidReply: the reply holds no legal action or, with `reflect`, no reflection.
+    """
+    try:
+        found = parse_answer(text, answers.question, cut)
+        action = answers.action(found.answer, legal)
+    except InvalidReply as fault:
+        raise InvalidReply(f"{fault}; {answers.accepted(legal)}") from None
+    reflection = " ".join(found.reasons.split())
+    if reflect and not reflection:
+        raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
+    plan = " ".join(found.kept.split())[:LONGEST_PLAN]
+    return PlayerReply(action, reflection, plan if plan.strip(" .\u2026") else "")
+
+
+def read_lesson(text: str, cut: bool = False) -> str:
+    """Return the lesson of a reply in one line; `cut` says that the reply was cut off because it grew too long.
+
+    Raises:
+        InvalidReply: the reply holds no lesson.
+    """
+    return " ".join(parse_answer(text, LESSON, cut).answer.split())[:LONGEST_LESSON]
+
+
+def _enum(names: list[str]) -> dict[str, Any]:
+    return {"type": "string", "enum": names}
+
+
+def _plain_number(value: float) -> int | float:
+    return int(value) if float(value).is_integer() else float(value)

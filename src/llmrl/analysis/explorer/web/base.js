@@ -1,0 +1,109 @@
+// Elements, numbers as words, and data that is loaded by script tags: a page that was opened from a disk may not fetch.
+
+/** Makes an element. Strings become text and never markup: they come from models and files. */
+function h(tag, given = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "class") element.className = value;
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((each) => each !== null && each !== undefined && each !== false));
+  return element;
+}
+
+const waiting = new Map();
+const loaded = new Map();
+
+globalThis.llmrlTake = (key, content) => {
+  loaded.set(key, content);
+  waiting.get(key)?.resolve(content);
+};
+
+/** Returns the content of data/<file>.js, which calls llmrlTake with this key. */
+function load(key, file) {
+  if (loaded.has(key)) return Promise.resolve(loaded.get(key));
+  if (!waiting.has(key)) {
+    const promise = Promise.withResolvers ? Promise.withResolvers() : later();
+    waiting.set(key, promise);
+    const script = document.createElement("script");
+    script.src = `data/${file}.js`;
+    script.onerror = () => {
+      waiting.delete(key);
+      promise.reject(new Error(`data/${file}.js is missing: run llmrl-report --explore again`));
+    };
+    script.onload = () => script.remove();
+    document.head.append(script);
+  }
+  return waiting.get(key).promise;
+}
+
+function later() {
+  const made = {};
+  made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
+  return made;
+}
+
+/** Episodes and talks may be large: only the newest few stay in memory. */
+const KEPT = 12;
+async function loadPart(run, part) {
+  const key = `${run}/${part}`;
+  const content = await load(key, `${run}/${part}`);
+  loaded.delete(key);
+  loaded.set(key, content);
+  const parts = [...loaded.keys()].filter((each) => each.includes("/"));
+  for (const old of parts.slice(0, Math.max(0, parts.length - KEPT))) {
+    loaded.delete(old);
+    waiting.delete(old);
+  }
+  return content;
+}
+
+const loadRun = (run) => load(run, `${run}/run`);
+
+function number(x, digits = 4) {
+  if (x === null || x === undefined || !Number.isFinite(x)) return "–";
+  if (Number.isInteger(x)) return x.toLocaleString("en");
+  return Number(x.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
+/** What tells runs from each other: the parts of their labels in which they differ, and always the last. */
+function shortLabels(runs) {
+  const parts = runs.map((run) => run.label.split("/"));
+  const differs = (i) => new Set(parts.map((each) => each[i])).size > 1;
+  return new Map(runs.map((run, n) => [run.key, parts[n].filter((_, i) => i === parts[n].length - 1 || differs(i)).join(" / ")]));
+}
+
+const plural = (n, word) => `${number(n)} ${word}${n === 1 ? "" : "s"}`;
+
+function badge(text, kind = "") {
+  return h("span", { class: `badge ${kind}` }, text);
+}
+
+const STATES = { finished: "good", running: "busy", queued: "busy", failed: "bad", lost: "bad", unreadable: "bad" };
+
+/** The part after #, as a path and parameters: #/episode/r0/3?step=4. */
+function place() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { path: path.split("/").filter(Boolean), query: new URLSearchParams(query) };
+}
+
+function link(path, query = {}) {
+  const words = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null));
+  return `#/${path}${[...words].length ? `?${words}` : ""}`;
+}
+
+/** Changes what the address says without leaving the page. */
+function remember(path, query) {
+  history.replaceState(null, "", link(path, query));
+}
+
+function matches(text, wanted) {
+  const low = text.toLowerCase();
+  return wanted.toLowerCase().split(/\s+/).filter(Boolean).every((word) => low.includes(word));
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

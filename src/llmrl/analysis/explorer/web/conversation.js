@@ -1,0 +1,64 @@
+// What a model was asked, what it thought and answered, and what was understood of that.
+
+function block(title, text, kind = "") {
+  return h("section", { class: `block ${kind}` }, h("h4", {}, title), h("pre", {}, text));
+}
+
+/** Messages that stay folded until somebody asks: there may be many, and long ones. */
+function folded(title, messages, texts) {
+  const details = h("details", { class: "folded" }, h("summary", {}, title));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.childElementCount === 1)
+      details.append(...messages.map(([role, text]) => block(role, texts[text] ?? "", role)));
+  });
+  return details;
+}
+
+function asJson(value) {
+  return typeof value === "string" ? value : JSON.stringify(value, null, 1);
+}
+
+function verdict(call) {
+  if (call.error) return badge(`no reply: ${call.error}`, "bad");
+  if (call.valid === true) return badge("understood", "good");
+  if (call.valid === false) return badge(`invalid: ${call.fault || "not understood"}`, "bad");
+  return badge("not read", "");
+}
+
+function callParts(call, before, texts) {
+  const messages = call.messages.slice(before);
+  const system = messages.filter(([role]) => role === "system");
+  const others = messages.filter(([role]) => role !== "system");
+  const parts = [];
+  if (system.length) parts.push(folded("System message", system, texts));
+  if (others.length > 1) parts.push(folded(plural(others.length - 1, "earlier turn"), others.slice(0, -1), texts));
+  if (others.length) parts.push(block("Prompt", texts[others.at(-1)[1]] ?? "", "prompt"));
+  if (call.thought) parts.push(block("Thought", call.thought, "thought"));
+  if (call.reply !== null && call.reply !== undefined) parts.push(block("Reply", call.reply, "reply"));
+  parts.push(h("p", { class: "verdict" }, verdict(call), h("span", { class: "faint" }, paid(call))));
+  if (call.valid) parts.push(block("Understood as", asJson(call.understood), "understood"));
+  return parts;
+}
+
+function paid(call) {
+  const [asked, said] = call.tokens;
+  const words = [call.model];
+  if (asked !== null || said !== null) words.push(`${number(asked)} + ${number(said)} tokens`);
+  if (call.cached) words.push("from the cache");
+  else if (call.cost) words.push(`$${number(call.cost, 3)}`);
+  if (call.finish && call.finish !== "stop") words.push(`ended by ${call.finish}`);
+  return words.filter(Boolean).join(" · ");
+}
+
+/** <x-conversation>: show(calls, texts); a repair shows what was said after the question before it. */
+class Conversation extends HTMLElement {
+  show(calls, texts) {
+    const parts = calls.map((call, i) => {
+      const before = i ? Math.min(calls[i - 1].messages.length, call.messages.length - 1) : 0;
+      const title = i ? h("h3", {}, `Repair ${i}`) : null;
+      return h("article", { class: "call" }, title, ...callParts(call, before, texts));
+    });
+    this.replaceChildren(...parts);
+  }
+}
+customElements.define("x-conversation", Conversation);

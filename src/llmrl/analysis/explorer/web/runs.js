@@ -1,0 +1,50 @@
+// The list of runs, with a filter over what describes them.
+
+const RUN_COLUMNS = [
+  { name: "short", title: "run", width: "minmax(14rem, 3fr)" },
+  { name: "seed", title: "seed", width: "4rem", number: true },
+  { name: "env", title: "env" },
+  { name: "agent", title: "agent" },
+  { name: "principal", title: "principal" },
+  { name: "state", title: "status", width: "7.5rem", cell: (run) => badge(run.state, STATES[run.state]) },
+  { name: "result", title: "result", width: "6rem", number: true },
+  { name: "episodes", title: "episodes", width: "6rem", number: true },
+  { name: "proposals", title: "proposals", width: "6.5rem", number: true },
+];
+
+const describing = (run) => [run.label, run.env, run.agent, run.principal, run.state, run.llm].join(" ");
+
+class Runs extends HTMLElement {
+  show(index, query) {
+    this.filter = h("input", {
+      type: "search",
+      placeholder: "run, env, agent, principal, status …",
+      value: query.get("filter") ?? "",
+      "aria-label": "filter runs",
+      oninput: () => this.draw(index),
+    });
+    this.count = h("span", { class: "faint", role: "status" });
+    this.table = document.createElement("x-table");
+    const bar = h("div", { class: "bar" }, h("label", {}, "Filter ", this.filter), this.count);
+    this.replaceChildren(bar, this.problems(index), this.table);
+    this.draw(index);
+  }
+
+  problems(index) {
+    const found = index.runs.flatMap((run) =>
+      [run.error, ...run.problems].filter(Boolean).map((text) => h("li", {}, `${run.label}: ${text}`)),
+    );
+    if (!found.length) return "";
+    return h("details", { class: "folded" }, h("summary", {}, plural(found.length, "error")), h("ul", {}, ...found));
+  }
+
+  draw(index) {
+    const rows = index.runs.filter((run) => matches(describing(run), this.filter.value));
+    this.count.textContent = `${number(rows.length)} of ${plural(index.runs.length, "run")}`;
+    remember("runs", { filter: this.filter.value });
+    this.table.set(RUN_COLUMNS, rows, (run) => {
+      location.hash = run.proposals && !run.episodes ? link("timeline", { runs: run.key }) : link(`episodes/${run.key}`);
+    });
+  }
+}
+customElements.define("x-runs", Runs);

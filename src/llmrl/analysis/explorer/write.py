@@ -1,0 +1,129 @@
+"""The explorer as files: one page, one program, one style, libraries, and data that is loaded when it is looked at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
+from llmrl.analysis.explorer.frames import write_sheets
+from llmrl.analysis.explorer.timeline import CHUNK, chunks, timeline
+from llmrl.analysis.runs import RunRecord, read_runs
+from llmrl.core.atomic_files import why
+from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.run.artifacts import read_config
+from llmrl.run.files import inside, write_atomic, write_bytes, write_script
+
+log = logging.getLogger(__name__)
+
+FOLDER, PAGE = "explorer", "index.html"
+FUNCTION = "llmrlTake"
+PARTS = ("base", "conversation", "table", "runs", "episodes", "episode", "timeline", "main")
+"""Files of the program, in the order in which they are put together: modules cannot be loaded from a disk."""
+VENDORED = ("d3.min.js", "plot.umd.min.js", "NOTICE")
+
+
+def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], None] = lambda text: None) -> Path:
+    """Write the explorer of all runs in and under `folder`; return its page, which opens from a disk without a server.
+
+    Files that are there are replaced one by one, the page last. What of a run cannot be read is left out, and its
+    entry says why.
+
+    Args:
+        folder: of runs.
+        out: where it goes; None: `<folder>/explorer`.
+        said: is told how far the work is.
+
+    Raises:
+        RunFolderError: there is no run, or no place to write.
+    """
+    records = read_runs(folder)
+    if not records:
+        raise RunFolderError(f"{folder} has no run; give a folder of runs, such as outputs or outputs/<name>")
+    out = inside(folder, FOLDER) if out is None else out
+    web = files("llmrl.analysis.explorer") / "web"
+    try:
+        (out / "data").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the explorer {out}: {why(out, error, '--out')}") from error
+    entries = []
+    for i, record in enumerate(records):
+        said(f"explorer, run {i + 1:,} of {len(records):,}")
+        entries.append(_write_run(f"r{i}", record, out / "data", said))
+    write_script(out / "data" / "index.js", FUNCTION, "index", {"folder": folder.name, "runs": entries})
+    for name in VENDORED:
+        write_bytes(out / name, (web / "vendor" / name).read_bytes())
+    program = "\n".join((web / f"{part}.js").read_text(encoding="utf-8") for part in PARTS)
+    write_atomic(out / "app.js", f'"use strict";\n(() => {{\n{program}\n}})();\n')
+    for name in ("app.css", PAGE):
+        write_atomic(out / name, (web / name).read_text(encoding="utf-8"))
+    return out / PAGE
+
+
+def _write_run(key: str, record: RunRecord, data: Path, said: Callable[[str], None]) -> dict[str, Any]:
+    """Write what is known of a run; return its entry in the list of runs."""
+    config = _config(record)
+    entry: dict[str, Any] = {
+        "key": key,
+        "label": f"{record.name}/{record.group}/s{record.seed}",
+        "short": f"{record.name}/{record.group}",
+        "seed": record.seed,
+        "env": record.env or str(record.overrides.get("env", "")),
+        "agent": _chosen(record, config, "agent"),
+        "principal": _chosen(record, config, "principal"),
+        "llm": record.llm,
+        "state": record.state,
+        "result": record.result,
+        "error": record.error,
+        "problems": [],
+    }
+    place = data / key
+    place.mkdir(exist_ok=True)
+    content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behaviour": {}}
+    for what, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
+        try:
+            content |= write(key, record.folder, place, said)
+        except RunFolderError:
+            raise
+        except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s: its %s cannot be read and are left out: %s", record.folder, what, error)
+            entry["problems"].append(f"its {what} cannot be read: {error}")
+    write_script(place / "run.js", FUNCTION, key, content)
+    return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
+
+
+def _write_episodes(key: str, folder: Path, place: Path, said: Callable[[str], None]) -> dict[str, Any]:
+    rows = episode_rows(folder)
+    wanted = {row["episode"] for row in rows if row["recorded"]}
+    for episode in read_episodes(folder, wanted):
+        said(f"explorer, {folder.name}, episode {episode['episode']:,}")
+        k = episode["episode"]
+        content = episode | {"frames": write_sheets(folder, k, place, f"e{k}")}
+        write_script(place / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
+    return {"episodes": rows}
+
+
+def _write_timeline(key: str, folder: Path, place: Path, said: Callable[[str], None]) -> dict[str, Any]:
+    found, talks = timeline(folder)
+    for i, chunk in enumerate(chunks(talks)):
+        write_script(place / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
+    return found | {"chunk": CHUNK}
+
+
+def _config(record: RunRecord) -> Mapping[str, Any]:
+    try:
+        return read_config(record.folder, [])
+    except RunFolderError:
+        return {}  # it has not begun, and its entry says so
+
+
+def _chosen(record: RunRecord, config: Mapping[str, Any], part: str) -> str:
+    """The option of a part: as it was typed, or by the last word of its class."""
+    if part in record.overrides:
+        return str(record.overrides[part])
+    section = config.get(part)
+    target = str(section.get("_target_") or "") if isinstance(section, Mapping) else ""
+    return target.rpartition(".")[2]

@@ -1,0 +1,34 @@
+"""Settings of a report: what is a score, which curves are drawn, and how intervals are resampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmrl.analysis.scores import ScoreRule
+from llmrl.analysis.study_settings import StudySettings
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Settings of a report.
+
+    Args:
+        rule: definition of the score of a run.
+        target: score from which the optimality gap is measured; None: the mean of the best group.
+        curves: metrics to draw; empty: the main objective of each task.
+        over: x axis of the curves, one of `scores.AXES`.
+        resamples, seed: number of bootstrap resamples, and root of their random numbers.
+        width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
+        budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
+        study: presentation of a study; None: the settings of its newest run.
+    """
+
+    rule: ScoreRule = field(default_factory=ScoreRule)
+    target: float | None = None
+    curves: tuple[str, ...] = ()
+    over: str = "env_steps"
+    resamples: int = 10_000
+    seed: int = 0
+    width: int | None = None
+    budget: int | None = None
+    study: StudySettings | None = None

@@ -1,0 +1,261 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from llmrl.analysis.bootstrap import Band
+from llmrl.analysis.final_episodes import players_table
+from llmrl.analysis.groups import Group, footnotes
+from llmrl.analysis.llm_calls import CallTotals
+from llmrl.analysis.once import differing, estimates_shown
+from llmrl.analysis.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
+from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.study_tasks import tasks_compared
+from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, seed_list, with_interval
+
+
+def tables_of(report: Report) -> list[ReportTable]:
+    """Return all tables of a report in reading order; names of a section's tables begin with its slug."""
+    tables = [not_counted(report)] if report.excluded else []
+    tables += [players_table(report.players)] if report.players else []
+    over = tasks_compared(report)
+    tables += [over.table] if over is not None else []
+    for section, name in zip(report.sections, slugs(report), strict=True):
+        if section.study is not None:
+            tables += [replace(table, name=f"{name}_{table.name}") for table in section.study.tables]
+        tables += [replace(table, name=f"{name}_{table.name}") for table in section.story.tables]
+        tables += [
+            scores(section, name, report.settings, comparable_references(section, report)),
+            improvement(section, name),
+            *_profiles(section, name),
+        ]
+        tables += [efficiency(section, name)] if section.efficiency else []
+        tables += [_curve(section, name, i) for i in range(len(section.curves))]
+    return [*tables, *([llm_calls(report)] if report.calls else []), _runs(report)]
+
+
+def slugs(report: Report) -> list[str]:
+    """Return a different file name for each section of a report."""
+    names: list[str] = []
+    for section in report.sections:
+        name = "all_tasks" if section.over_tasks else slug(section.title)
+        names.append(name if name not in names else f"{name}_{len(names)}")
+    return names
+
+
+def slug(text: str) -> str:
+    """Return `text` as a file name, at most 60 characters: `env=cleanup, a/b` becomes `env_cleanup_a_b`."""
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.")[:60] or "_"
+
+
+def scores(
+    section: Section, name: str, settings: ReportSettings, references: Sequence[ReferenceLine] = ()
+) -> ReportTable:
+    """Return the table of estimates of each group, with numbers of runs and remarks, and the reference levels."""
+    shown = estimates_shown(section, settings)
+    form = NumberFormat(np.concatenate([n.pooled for n in section.numbers]))
+    models = any(n.group.llm for n in section.numbers)
+    remarks = any(n.remark for n in section.numbers)
+    units = any("," in n.units for n in section.numbers)  # else there are only runs, which have a column
+    rows = []
+    for n in section.numbers:
+        extremes = [form(float(f(n.pooled))) if n.scores else NOTHING for f in (np.min, np.max)]
+        cells = [n.group.shown, *([n.group.llm or NOTHING] if models else [])]
+        cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in shown)]
+        cells += [form(n.standard_error), *extremes]
+        rows.append([*cells, *([n.units] if units else []), *([n.remark] if remarks else [])])
+    for level in references:
+        cells = [level.label, *([NOTHING] if models else []), NOTHING]
+        cells += [form(level.value) if key == "mean" else NOTHING for key in shown]
+        cells += [form(level.standard_error), NOTHING, NOTHING, *([NOTHING] if units else [])]
+        rows.append([*cells, *(["measured before the runs"] if remarks else [])])
+    columns = ["group", *(["language model"] if models else []), "runs"]
+    columns += [*(ESTIMATES[key] for key in shown), "s.e.", "min", "max"]
+    columns += (["levels"] if units else []) + (["remark"] if remarks else [])
+    header = ["group", "llm", "finished", "expected"]
+    header += [column for key in ESTIMATES for column in (key, f"{key}_low", f"{key}_high")]
+    data: list[list[object]] = [[*header, "standard_error", "min", "max", "levels", "remark"]]
+    for n in section.numbers:
+        line: list[object] = [n.group.label, n.group.llm, len(n.pooled), n.expected]
+        for key in ESTIMATES:
+            band = n.estimates.get(key)
+            line += [None] * 3 if band is None else [band.estimate, band.low, band.high]
+        line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.units, n.remark]
+        data.append(line)
+    for level in references:
+        known = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
+        data.append([known.get(str(column)) for column in data[0]])
+    return ReportTable(
+        f"{name}_scores",
+        f"{section.title}: scores over runs, with 95% bootstrap intervals",
+        data,
+        columns,
+        rows,
+        2 if models else 1,
+        remarks,
+        footnotes(n.group for n in section.numbers),
+    )
+
+
+def comparable_references(section: Section, report: Report) -> tuple[ReferenceLine, ...]:
+    """Return the reference lines of a section; empty if its scores are not the objective of these lines."""
+    return section.references if report.settings.rule.metric in ("", OBJECTIVE) else ()
+
+
+def efficiency(section: Section, name: str) -> ReportTable:
+    """Return the table of the sample efficiency of each group."""
+    form, keys = NumberFormat(np.concatenate([n.pooled for n in section.efficiency])), ("iqm", "mean")
+    shown = [key for key in keys if key in differing(section.efficiency, ("mean", "iqm"))]
+    data: list[list[object]] = [["group", "runs", *(f"{key}{end}" for key in keys for end in ("", "_low", "_high"))]]
+    rows = []
+    for n in section.efficiency:
+        bands = [n.estimates.get(key) for key in keys]
+        cells = [_with_interval(n, key, form) for key in shown]
+        rows.append([n.group.shown, f"{len(n.pooled)} of {n.expected}", *cells, form(n.standard_error), n.remark])
+        numbers = [[None] * 3 if band is None else [band.estimate, band.low, band.high] for band in bands]
+        data.append([n.group.label, len(n.pooled), *(x for each in numbers for x in each)])
+    return ReportTable(
+        f"{name}_efficiency",
+        f"{section.title}: sample efficiency (mean success over the frames of training), with 95% bootstrap intervals",
+        data,
+        ["group", "runs", *(ESTIMATES[key] for key in shown), "s.e.", "remark"],
+        rows,
+        1,
+        True,
+        footnotes(n.group for n in section.efficiency),
+    )
+
+
+def improvement(section: Section, name: str) -> ReportTable:
+    """Return the table of the probabilities that a run of the row's group beats one of the column's."""
+    compared, band, shown = section.compared, section.improvement, section.shown
+    rows = []
+    for k, i in enumerate(shown):
+        cells = [NOTHING if i == j else _probability(band, i, j) for j in shown]
+        rows.append([f"({k + 1}) {compared[i].group.shown}", *cells])
+    data: list[list[object]] = [["group", "over", "probability", "low", "high"]]
+    data += [
+        [a.group.label, b.group.label, band.estimate[i, j], band.low[i, j], band.high[i, j]]
+        for i, a in enumerate(compared)
+        for j, b in enumerate(compared)
+        if i != j
+    ]
+    return ReportTable(
+        f"{name}_improvement",
+        f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
+        data,
+        ["group", *(f"({k + 1})" for k in range(len(shown)))] if len(shown) > 1 else (),
+        rows,
+        notes=[*footnotes(compared[i].group for i in shown), *section.not_shown],
+    )
+
+
+def not_counted(report: Report) -> ReportTable:
+    """Return the table of the runs that are left out of the numbers, with the reasons."""
+    rows = [[left.task, left.group.shown, seed_list(left.seeds), left.state, left.reason] for left in report.excluded]
+    return ReportTable(
+        "not_in_the_numbers",
+        "Runs not in the numbers",
+        [
+            ["task", "group", "seed", "state", "reason"],
+            *(
+                [left.task, left.group.label, seed, left.state, left.reason]
+                for left in report.excluded
+                for seed in left.seeds
+            ),
+        ],
+        ["task", "group", "seeds", "state", "reason"],
+        rows,
+        5,
+        notes=footnotes(left.group for left in report.excluded),
+    )
+
+
+def llm_calls(report: Report) -> ReportTable:
+    """Return the table of calls to language models, with tokens and costs."""
+    total = CallTotals()
+    for *_, each in report.calls:
+        total = total.plus(each)
+    rows = [[task, group.shown, *_call_cells(each, group)] for task, group, each in report.calls]
+    if len(rows) > 1:
+        rows.append(["all", "", *_call_cells(total, None)])
+    header = ["task", "group", "models", "calls", "cached", "failed", "lost"]
+    header += ["prompt_tokens", "completion_tokens", "usd", "lost_usd"]
+    return ReportTable(
+        "llm_calls",
+        "Calls to language models: all attempts of all runs, unfinished ones included",
+        [
+            header,
+            *(
+                [
+                    t,
+                    g.label,
+                    ", ".join(c.models),
+                    c.calls,
+                    c.cached,
+                    c.failed,
+                    c.lost,
+                    c.prompt_tokens,
+                    c.completion_tokens,
+                    c.cost,
+                    c.lost_cost,
+                ]
+                for t, g, c in report.calls
+            ),
+        ],
+        ["task", "group", "model", "replies", "from cache", "failed", "lost", *_TOOK],
+        rows,
+        3,
+        notes=footnotes(group for _, group, _ in report.calls),
+    )
+
+
+def _with_interval(numbers: GroupNumbers, key: str, form: NumberFormat) -> str:
+    band = numbers.estimates.get(key)
+    return NOTHING if band is None else with_interval(float(band.estimate), float(band.low), float(band.high), form)
+
+
+def _probability(band: Band, i: int, j: int) -> str:
+    return with_interval(float(band.estimate[i, j]), float(band.low[i, j]), float(band.high[i, j]), "{:.2f}".format)
+
+
+_TOOK = ("tokens in", "tokens out", "paid, $")
+
+
+def _call_cells(total: CallTotals, group: Group | None) -> list[str]:
+    model = ", ".join(total.models) or (group.llm if group else "")
+    counts = [f"{count:,}" for count in (total.calls, total.cached, total.failed, total.lost)]
+    tokens = ["unknown" if count is None else f"{count:,}" for count in (total.prompt_tokens, total.completion_tokens)]
+    return [model, *counts, *tokens, total.paid]
+
+
+def _profiles(section: Section, name: str) -> list[ReportTable]:
+    data: list[list[object]] = [["group", "threshold", "share_above", "low", "high"]]
+    for n, band in zip(section.compared, section.profiles, strict=True):
+        columns = zip(section.thresholds, band.estimate, band.low, band.high, strict=True)
+        data += [[n.group.label, *line] for line in columns]
+    return [ReportTable(f"{name}_profile", f"{section.title}: performance profile", data)] if section.profiles else []
+
+
+def _curve(section: Section, name: str, index: int) -> ReportTable:
+    curve = section.curves[index]
+    data: list[list[object]] = [["group", "runs", curve.over, "iqm", "low", "high"]]
+    for line in curve.lines:
+        columns = zip(line.places, line.band.estimate, line.band.low, line.band.high, strict=True)
+        data += [[line.label, line.runs, *cells] for cells in columns]
+    return ReportTable(f"{name}_curve_{slug(curve.metric)}", f"{section.title}: {curve.metric}", data)
+
+
+def _runs(report: Report) -> ReportTable:
+    root = report.folder.absolute()
+    lines = [
+        [task, group.label, run.seed, run.state, score, run.llm, run.folder.relative_to(root).as_posix()]
+        for task, group, run, score in report.runs
+    ]
+    return ReportTable("runs", "Every run", [["task", "group", "seed", "state", "score", "llm", "folder"], *lines])

@@ -1,0 +1,1 @@
+"""What the runs of a task tell beside their scores: proposals, society, teachers, players."""

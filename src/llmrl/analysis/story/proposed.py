@@ -1,0 +1,204 @@
+"""What the principals of a task, or its searches, proposed over time, and the best of each group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmrl.analysis.groups import Group
+from llmrl.analysis.runs import RunRecord
+from llmrl.analysis.story.means import bars, over_runs, written
+from llmrl.analysis.story.records import rows_of
+from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable
+from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.run.proposals import Proposed, read_proposed
+
+MOST_PARAMETERS = 6
+"""Parameters that fit beside each other; the many of a policy say nothing one by one."""
+RESPONSES = 4
+"""Measures of the agents' response in the table of the best."""
+_PROPOSAL, _VALIDATION = "principal/", "validation/"
+
+
+@dataclass(frozen=True)
+class GroupProposals:
+    """The proposals of one group.
+
+    Attributes:
+        name: the group's, short.
+        runs: its finished runs that have proposals.
+        proposals: of each run, in the order in which they were made.
+    """
+
+    name: str
+    runs: tuple[RunRecord, ...]
+    proposals: tuple[tuple[Proposed, ...], ...]
+
+    @property
+    def every(self) -> Iterator[tuple[int, Proposed]]:
+        """Each proposal of each run, with its place in its run, from 1."""
+        for own in self.proposals:
+            yield from enumerate(own, start=1)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best proposal of a group: that of the highest objective, as the runs name theirs.
+
+    Attributes:
+        run: that made it.
+        parameters: its numbers by name.
+        objective, standard_error: what it was measured to give; the error is NaN where it cannot be told.
+        measurements: in how many rounds.
+        context: it was proposed for; empty where there is none.
+        response: what the agents did under it, by name; empty where the run does not tell.
+    """
+
+    run: RunRecord
+    parameters: Mapping[str, float]
+    objective: float
+    standard_error: float
+    measurements: int
+    context: str
+    response: Mapping[str, float]
+
+
+def proposals_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[GroupProposals, ...]:
+    """Return the proposals of each group that has any.
+
+    Args:
+        groups: short name, group and finished runs of each.
+    """
+    found = []
+    for name, _, runs in groups:
+        pairs = [(run, tuple(own)) for run in runs if (own := _read(run))]
+        if pairs:
+            found.append(GroupProposals(name, tuple(run for run, _ in pairs), tuple(own for _, own in pairs)))
+    return tuple(found)
+
+
+def parameters_of(groups: Sequence[GroupProposals]) -> list[str]:
+    """Return the names of the parameters that all proposals have; none where these are too many to show."""
+    names = [tuple(each.parameters) for group in groups for own in group.proposals for each in own]
+    same = len(set(names)) == 1
+    return list(names[0]) if same and len(names[0]) <= MOST_PARAMETERS else []
+
+
+def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
+    """Return a line for the best mechanism, or policy, of each group, and of each context where there are several."""
+    names = parameters_of(groups)
+    bests = {group.name: _bests(group) for group in groups}
+    ordered = sorted(bests.values(), key=lambda own: -max(best.objective for best in own))
+    every = [best for own in ordered for best in own]
+    responses = _responses(every)
+    contexts = any(best.context for best in every)
+    form = NumberFormat(np.array([best.objective for best in every]))
+    reached = {g.name: over_runs([_reached(own) for own in g.proposals], g.runs) for g in groups}
+    columns = ["group", "run", *(["context"] if contexts else []), *names, "objective", "rounds"]
+    columns += ["highest of a run, mean", *(name.replace("_", " ") for name in responses)]
+    rows, data = [], []
+    forms = {
+        name: NumberFormat(np.array([b.response[name] for b in every if name in b.response])) for name in responses
+    }
+    for group in sorted(groups, key=lambda group: -max(best.objective for best in bests[group.name])):
+        for best in bests[group.name]:
+            cells = [group.name, best.run.reference, *([best.context] if contexts else [])]
+            cells += [f"{best.parameters[name]:.3g}" for name in names]
+            cells += [written((best.objective, best.standard_error), form), str(best.measurements)]
+            cells += [written(reached[group.name], form)]
+            cells += [forms[name](best.response[name]) if name in best.response else NOTHING for name in responses]
+            rows.append(cells)
+            numbers = [best.objective, best.standard_error, best.measurements, *reached[group.name]]
+            data.append(
+                [group.name, best.run.reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
+                + [best.response.get(name) for name in responses]
+            )
+    header: list[object] = ["group", "run", "context", *names, "objective", "standard_error", "rounds"]
+    header += ["highest_of_a_run", "highest_of_a_run_standard_error", *responses]
+    column = columns.index("objective")
+    sizes = bars([(best.objective, math.nan) for best in every])
+    notes = ["The highest of many noisy measurements is biased upwards, the more the fewer rounds it was measured in."]
+    if responses:
+        notes.append("Behind it, what the agents did under it: means over its episodes.")
+    return ReportTable(
+        "best",
+        "The best proposal of each group",
+        [header, *data],
+        columns,
+        rows,
+        2 + contexts,
+        notes=notes,
+        bars=[[size if i == column else None for i in range(len(columns))] for size in sizes],
+    )
+
+
+def _read(run: RunRecord) -> Sequence[Proposed]:
+    try:
+        return read_proposed(run.folder)
+    except (CheckpointError, RunFolderError, ValueError, KeyError, TypeError):
+        return ()  # the tables of scores say what is wrong with a run
+
+
+def _reached(own: Sequence[Proposed]) -> float:
+    return max(each.objective for each in own)
+
+
+def _bests(group: GroupProposals) -> list[Best]:
+    """The best of each context, or the one of all."""
+    found: dict[str, Best] = {}
+    for run, own in zip(group.runs, group.proposals, strict=True):
+        for best in _named(run, own) or [_highest(run, own)]:
+            if best.context not in found or best.objective > found[best.context].objective:
+                found[best.context] = best
+    return [found[context] for context in sorted(found)]
+
+
+def _named(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
+    """What a run's summary names as its best, which may have been measured again."""
+    summary = run.summary()
+    try:
+        named = summary.get("best_of_contexts") or ([summary["best"]] if "mechanism" in summary.get("best", {}) else [])
+        return [
+            Best(
+                run,
+                row["mechanism"],
+                float(row["objective"]),
+                math.nan if row["standard_error"] is None else float(row["standard_error"]),
+                int(row["measurements"]),
+                row["context"] or "",
+                _response(run, own, row),
+            )
+            for row in named
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def _highest(run: RunRecord, own: Sequence[Proposed]) -> Best:
+    best = max(own, key=lambda each: each.objective)
+    return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {})
+
+
+def _response(run: RunRecord, own: Sequence[Proposed], best: Mapping[str, Any]) -> dict[str, float]:
+    """What was measured beside the objective when the best was tried; empty where several were tried at once."""
+    if len({each.step for each in own}) < len(own):
+        return {}
+    found = {}
+    for row in rows_of(run.folder, "proposal"):
+        tried = [row.get(_PROPOSAL + name) for name in best["mechanism"]]
+        if all(
+            x is not None and math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6)
+            for x, y in zip(tried, best["mechanism"].values(), strict=True)
+        ):
+            found = {name.removeprefix(_VALIDATION): x for name, x in row.items() if name.startswith(_VALIDATION)}
+    return found
+
+
+def _responses(bests: Sequence[Best]) -> list[str]:
+    from llmrl.analysis.story.society import telling
+
+    return telling([best.response for best in bests])[:RESPONSES]

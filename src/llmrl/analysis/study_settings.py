@@ -1,0 +1,127 @@
+"""Settings of how the runs of a study are shown and compared, which its config has under `report`, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le, MaxLen, MinLen
+
+from llmrl.analysis.groups import ReportTask
+from llmrl.analysis.runs import RunRecord
+from llmrl.analysis.table_format import ReportTable
+from llmrl.core.errors import RunFolderError
+from llmrl.core.ranges import PositiveInt
+from llmrl.run.artifacts import read_config
+
+KEY = "report"
+"""Key of these settings in a config."""
+_MODEL = "llm"
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Settings of how the runs of a study are shown and compared.
+
+    Attributes:
+        question: research question of the study; None: the runs are not a study.
+        metric: metric that is drawn and compared; None: the main objective of the loop.
+        unit: name of the metric in words; None: its key.
+        over: x axis of curves, one of `scores.AXES`.
+        smooth: number of consecutive values of a run that are averaged for each point of its curve.
+        last_fraction: share of a run's values, from the end, whose mean is its score; None: the run's result.
+        against: values of the swept key with which all others are compared.
+        lines: values of the swept key that are drawn as horizontal lines.
+        map: names of the parameters on the x and y axes of heat maps, and of one with a map for each value.
+        published: results of the published study, by value of the swept key.
+        source: reference for the published results.
+    """
+
+    question: str | None = None
+    metric: str | None = None
+    unit: str | None = None
+    over: Literal["env_steps", "proposals", "updates", "samples", "seconds"] = "env_steps"
+    smooth: PositiveInt = 1
+    last_fraction: Annotated[float, Gt(0), Le(1)] | None = 0.2
+    against: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    map: Annotated[list[str], MinLen(2), MaxLen(3)] | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The result of a study.
+
+    Attributes:
+        settings: settings of the study.
+        sentences: findings in words.
+        tables: the same findings in numbers; names of tables begin with `study`.
+        caption: caption of the figure.
+    """
+
+    settings: StudySettings
+    sentences: tuple[str, ...]
+    tables: tuple[ReportTable, ...]
+    caption: str
+
+
+def settings_of(runs: Sequence[RunRecord]) -> StudySettings | None:
+    """Return the study settings of the newest of some runs; None if they are not a study.
+
+    Raises:
+        RunFolderError: the settings are invalid.
+    """
+    for run in sorted(runs, key=lambda run: -run.started):
+        try:
+            node = read_config(run.folder, ()).get(KEY)
+        except RunFolderError:
+            continue  # a run that never began
+        return settings_from(node, str(run.folder))
+    return None
+
+
+def settings_from(node: object, where: str) -> StudySettings | None:
+    """Return the settings that a config has under `report`; None if it has no `question`.
+
+    Args:
+        node: value of `report` as plain data.
+        where: name of the config, for error messages.
+
+    Raises:
+        RunFolderError: the settings are invalid.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(node, Mapping) or not node.get("question"):
+        return None
+    known = {name: value for name, value in node.items() if name != "_target_"}
+    try:
+        return TypeAdapter(StudySettings).validate_python(known)
+    except ValidationError as error:
+        raise RunFolderError(f"{where}: {KEY} of its config cannot be read ({error.errors()[0]['msg']})") from error
+
+
+def names_of(task: ReportTask) -> dict[str, str]:
+    """Return the short name of each group of a study by its label: the value of the swept key, without the language
+    model if the names differ without it.
+
+    >>> names_of(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
+    {'principal=ucb': 'ucb', 'principal=llm, llm=scripted': 'llm'}
+    """
+    parts = {group.label: dict(_pair(part) for part in group.label.split(", ")) for group in task.groups}
+    short = {label: [value for key, value in own.items() if key != _MODEL] for label, own in parts.items()}
+    values = [tuple(each) for each in short.values()]
+    found = {}
+    for label, own in parts.items():
+        kept = short[label]
+        alone = bool(kept) and values.count(tuple(kept)) == 1
+        found[label] = ", ".join(kept if alone else own.values())
+    return found
+
+
+def _pair(part: str) -> tuple[str, str]:
+    key, equals, value = part.partition("=")
+    return (key, value) if equals else (part, part)

@@ -1,0 +1,94 @@
+"""The interfaces of language models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A client that answers batches of chat requests.
+
+    There may be further models beside the chosen one; a request names its model (`ChatRequest.model`)."""
+
+    label: str
+    """Label of the model in results, e.g. `gpt-4o (litellm)` or `scripted (not a language model)`."""
+
+    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Return the replies in the order of the requests.
+
+        Raises:
+            LLMError: a request failed permanently.
+            BudgetExhausted: the budget does not cover a request.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise LLMError if the model can never answer (missing key, unreachable server). Called before a run."""
+        ...
+
+    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
+        """Return whether `messages` and a reply fit into the model's context window; true if unknown."""
+        ...
+
+    def sees(self, model: str = CHOSEN) -> bool:
+        """Return whether the model accepts images; true if only its server knows."""
+        ...
+
+    def feeds_thoughts(self, model: str = CHOSEN) -> bool:
+        """Return whether an earlier reply in a prompt must be preceded by its reasoning (`ChatReply.thoughts`)."""
+        ...
+
+    def label_of(self, model: str = CHOSEN) -> str:
+        """Return the `label` of one of several models."""
+        ...
+
+
+@runtime_checkable
+class CountsInvalidReplies(Protocol):
+    """A chat model that counts its replies that could not be parsed. A logged chat model is one."""
+
+    def check_understood(self) -> None:
+        """Raise TooManyInvalid if more replies are invalid than the run allows."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A language model that scores given continuations of a prompt, for policies over text actions.
+
+    This takes a model with local weights; hosted chat models return no such scores.
+    """
+
+    label: str
+    """Label of the model in results, e.g. `google/flan-t5-small (local scorer)`."""
+
+    def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
+        """Return log p(candidate | prompt), [n_prompts, n_candidates] float32, with gradients where torch records them.
+
+        `candidates` is one list for all prompts, or a list for each prompt; shorter lists are padded with -inf. Prompt
+        and candidate are concatenated as they are, so one of them must contain the space between the two
+        (`EnvSpec.continuations`).
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise LLMError if the model can never answer (missing package or weights). Called before a run."""
+        ...
+
+
+@runtime_checkable
+class UsageMeter(Protocol):
+    """Running totals of usage that survive a resume. A logged chat model is one."""
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...

@@ -1,0 +1,112 @@
+"""Validated reading of dataclass records from JSON files that may be foreign or incomplete."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar
+
+Record = TypeVar("Record")
+
+LARGEST = 64 << 20
+"""Maximum size of a file that is read as one record, bytes."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file consists of.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file cannot be read, is larger than `LARGEST`, or is no JSON object; the message says why.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no file")
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+        content = json.loads(data.decode("utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (byte {error.start})") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds {_named(content)}, not an object")
+    return content
+
+
+def parse_record(kind: type[Record], content: Mapping[str, Any]) -> Record:
+    """Return an instance of the dataclass `kind` made from plain data, checked against its type hints.
+
+    Keys that are no fields are ignored. Fields with defaults are required, too.
+
+    Raises:
+        ValueError: a field is missing or has the wrong type; the message names it.
+    """
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
+    found: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name not in content:
+            raise ValueError(f"it has no {each.name}")
+        found[each.name] = fitting(content[each.name], hints[each.name], each.name)
+    return kind(**found)
+
+
+def fitting(value: Any, hint: Any, name: str) -> Any:
+    """Return `value` if it fits the type `hint`, with mappings converted to the dataclasses that the hint names.
+
+    Hints are plain types, optional types, lists, dicts with str keys, literals of str and dataclasses. An int fits
+    `float`. NaN, infinities, integers outside +-2**63 and booleans fit neither int nor float.
+
+    Raises:
+        ValueError: the value does not fit; the message calls it `name`.
+    """
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if value in inside and isinstance(value, str):
+            return value
+        raise ValueError(f"its {name} is {_named(value)}; known: {', '.join(map(str, inside))}")
+    if origin in (typing.Union, UnionType):
+        if value is None and NoneType in inside:
+            return None
+        (hint,) = [each for each in inside if each is not NoneType]
+        return fitting(value, hint, name)
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        return parse_record(hint, value)  # type: ignore[arg-type]
+    if origin is list and isinstance(value, list):
+        return [fitting(each, inside[0], name) for each in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: fitting(each, inside[1], name) for key, each in value.items()}
+    if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float) and abs(value) < 1 << 63:
+        return value
+    if isinstance(value, float) and hint is float and math.isfinite(value):
+        return value
+    if hint in (str, bool) and isinstance(value, hint):
+        return value
+    raise ValueError(f"its {name} is {_named(value)}, not {_NAMES.get(hint, 'of its type')}")
+
+
+_NAMES = {int: "a whole number", float: "a finite number", str: "a text", bool: "a truth value"}
+
+
+def _named(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

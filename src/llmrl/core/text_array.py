@@ -1,0 +1,95 @@
+"""Arrays of texts in rollouts and minibatches: indices into a table of distinct texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TextTable:
+    """A growing table of distinct texts, numbered in the order in which they were added."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts: list[str] = []
+        self._places: dict[str, int] = {}
+        for text in texts:
+            self.place(text)
+
+    def place(self, text: str) -> int:
+        """Return the index of a text, which is added to the table if it is new."""
+        place = self._places.setdefault(text, len(self.texts))
+        if place == len(self.texts):
+            self.texts.append(text)
+        return place
+
+
+@dataclass(frozen=True)
+class TextArray:
+    """An array of texts that is indexed and reshaped like a tensor.
+
+    Texts recur in episodes; the table lets a language model process each distinct text once.
+
+    Attributes:
+        ids: index of each text in the table, [...] int64.
+        table: table shared by all arrays derived from this one.
+    """
+
+    ids: torch.Tensor
+    table: TextTable = field(repr=False)
+
+    @classmethod
+    def of(cls, texts: Any, table: TextTable | None = None) -> TextArray:
+        """Return the array of an array (or nested lists) of `str`, [...]; new texts are added to `table`."""
+        import numpy as np
+        import torch
+
+        table = table or TextTable()
+        array = np.asarray(texts, dtype=object)
+        places = [table.place(str(text)) for text in array.ravel()]
+        return cls(torch.tensor(places, dtype=torch.int64).reshape(array.shape), table)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.ids.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: Any) -> TextArray:
+        return TextArray(self.ids[index], self.table)
+
+    def flatten(self, start: int = 0, end: int = -1) -> TextArray:
+        return TextArray(self.ids.flatten(start, end), self.table)
+
+    def reshape(self, *shape: int) -> TextArray:
+        return TextArray(self.ids.reshape(*shape), self.table)
+
+    def to(self, device: Any) -> TextArray:
+        return TextArray(self.ids.to(device), self.table)
+
+    def clone(self) -> TextArray:
+        """Return a copy of the indices with the same table, which only grows."""
+        return TextArray(self.ids.clone(), self.table)
+
+    def tolist(self) -> Any:
+        """Return the texts as nested lists of `str`."""
+
+        def named(x: Any) -> Any:
+            return [named(y) for y in x] if isinstance(x, list) else self.table.texts[x]
+
+        return named(self.ids.tolist())
+
+    def distinct(self) -> tuple[list[str], torch.Tensor]:
+        """Return the distinct texts, in the order of the table, and each entry's index among them, [...] int64."""
+        import torch
+
+        found, places = torch.unique(self.ids, return_inverse=True)
+        return [self.table.texts[i] for i in found.tolist()], places

@@ -1,0 +1,236 @@
+"""What is printed of a run: its plan, that it was finished before, and what it came to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from llmrl.analysis.reference_lines import LINES
+from llmrl.core.plain_data import read_object
+from llmrl.display.console import near, print_rows, terminal
+from llmrl.llms.call_log import FILE_NAME
+from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
+from llmrl.llms.validity import validity_warning
+from llmrl.run.artifacts import RESULTS_NAME, SUMMARY_NAME
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+
+ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
+
+_LINES = {**LINES, "last_proposals": "mean of the last proposals", "best_proposal": "best proposal"}
+"""What a summary's `references` tells of each context, in the order of the table, and what it is called."""
+
+
+def print_plan(rows: Sequence[tuple[str, str]]) -> None:
+    """The plan of a dry run."""
+    print_rows("Plan (dry_run=true: everything was built; beside a few steps for the time, nothing was run)", rows)
+
+
+def print_skipped(run: Run) -> None:
+    """A finished run of the same configuration and seed is not run again."""
+    result = "" if run.result is None else f" (result {run.result:.4g})"
+    console = terminal()
+    console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    print_validity_warning(console, record(run.folder / SUMMARY_NAME))
+    configs = (run.config, _recorded(run.folder))
+    wanted, made = (config.get("play", {}).get("videos", 0) for config in configs)
+    if wanted > made:
+        console.print(
+            f"It was run with play.videos={made}, and {wanted} are asked for: rerun=true plays the same episodes "
+            "again, with videos (replies that llm.cache kept are not paid again), and "
+            f"{shlex.join(['llmrl-evaluate', str(near(run.folder)), '--video'])} records an episode of another seed.",
+            soft_wrap=True,
+        )
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """The config that a run was started with last; empty where it cannot be read."""
+    from llmrl.core.errors import RunFolderError
+    from llmrl.run.artifacts import read_config
+
+    try:
+        return read_config(folder, ())
+    except RunFolderError:
+        return {}
+
+
+def print_summary(run: Run) -> None:
+    """The end of a run: what was reached, and where to look."""
+    console = terminal()
+    history = run.summary.get("history")
+    if history:
+        names = list(history[0]["mechanism"])
+        table = Table(title="Principal steps")
+        contextual = [] if history[0]["context"] is None else ["context"]
+        for column in ("step", *names, *contextual, "objective", "± s.e."):
+            table.add_column(column, justify="right")
+        shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
+        named = run.summary["best_of_contexts"] or [run.summary["best"]]
+        best = [(row["mechanism"], row["context"]) for row in named]
+        for row in shown:
+            cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
+            cells += [row[key] for key in contextual]
+            error = row["standard_error"]
+            cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
+            table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in best else None)
+        console.print(table)
+        _print_best(console, run.summary["best_measured_again"], named)
+        if "references" in run.summary:
+            print_reached(console, run.summary["references"])
+    measured = _measured(run.folder)
+    if measured:
+        table = Table(title=f"{measured['episodes']} final episodes")
+        for column in ("", *ESTIMATES):
+            table.add_column(column, justify="right" if column else "left")
+        for name, row in measured["table"].items():
+            table.add_row(name.replace("_", " "), *numbers(row))
+        console.print(table)
+        print_carried(console, measured["carried"])
+    table = Table(title=f"{run.folder.parent.parent.name}, {run.folder.name}", show_header=False, min_width=70)
+    for name, value in run.summary.items():
+        if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
+            table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
+    console.print(table)
+    console.print(f"Run folder: {near(run.folder)}", soft_wrap=True)
+    print_validity_warning(console, run.summary)
+    if "tensorboard" in run.config["loggers"]:
+        curves = shlex.join(["tensorboard", "--logdir", str(run.folder.parent.parent)])
+        console.print(f"Curves: {curves}", soft_wrap=True)
+    console.print(
+        f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
+    )
+    if "principal_steps" in run.summary:
+        console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
+
+
+def validity_warning_of(summary: Mapping[str, Any]) -> str:
+    if summary.get(UNANSWERED):
+        return f"THE MODEL NEVER ANSWERED: all of its {summary[UNANSWERED]:,.0f} calls failed"
+    judged, share = (summary.get(name) for name in UNDERSTOOD)
+    return validity_warning(judged, share)
+
+
+def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None:
+    """That results rest on fallbacks, where a language model was asked and not understood."""
+    if said := validity_warning_of(summary):
+        console.print(
+            f"WARNING: {said}. These results rest on fallbacks; what it said is in {FILE_NAME}.",
+            style="bold red",
+            soft_wrap=True,
+        )
+
+
+def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str, Any]]) -> None:
+    """The best proposals, and what their numbers are."""
+    table = Table(title="Best proposals" if len(named) > 1 else "Best proposal")
+    contextual = [] if named[0]["context"] is None else ["context"]
+    for column in (*named[0]["mechanism"], *contextual, "objective", "± s.e.", "measurements"):
+        table.add_column(column, justify="right")
+    for row in named:
+        error = row["standard_error"]
+        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(row[key] for key in contextual)]
+        cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}", str(row["measurements"])]
+        table.add_row(*cells)
+    console.print(table)
+    if not measured_again:
+        console.print(
+            "Chosen for these very measurements, so luck is in them; design.race=3 measures the best few again.",
+            soft_wrap=True,
+        )
+
+
+def print_carried(console: Console, carried: Sequence[str]) -> None:
+    """Why episodes that depend on one another have no error; nothing where none do."""
+    if carried:
+        console.print(
+            f"Episodes carry something over to the next ones ({', '.join(carried)}), so they depend on one another and "
+            "have no standard error: that takes several runs (seed=0,1,2,...).",
+            soft_wrap=True,
+        )
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    """What the final episodes of a run measured; empty where it has none."""
+    return record(folder / RESULTS_NAME)
+
+
+def record(path: Path) -> dict[str, Any]:
+    """A record of a run; empty where there is none that can be read."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def numbers(row: dict[str, float | None]) -> list[str]:
+    """A row of `analysis.bootstrap.describe`, as text."""
+    number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
+    return [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
+
+
+def interval(row: dict[str, float | None]) -> str:
+    low, high = ("-" if row[end] is None else f"{row[end]:.3f}" for end in ("low", "high"))
+    return f"{low} … {high}"
+
+
+def print_reached(console: Console, found: Mapping[str, Any]) -> None:
+    """Print the table of a summary's `references`, and what it comes to."""
+    contexts = found["contexts"]
+    several = contexts[0]["context"] is not None
+    table = Table(title="What is reached")
+    for column in (*(["context"] if several else []), "", "objective", "± s.e.", "mechanism"):
+        table.add_column(column, justify="right" if column in ("objective", "± s.e.") else "left", overflow="fold")
+    for own in contexts:
+        for i, (line, words) in enumerate(_LINES.items()):
+            row = own[line]
+            if row is None:
+                continue
+            error = row["standard_error"]
+            cells = [*([own["context"] if i == 0 else ""] if several else []), words, f"{row['value']:,.3f}"]
+            cells += ["-" if error is None else f"{error:,.3f}"]
+            shown = line in ("scan_best", "best_proposal")
+            cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if shown else "")
+            table.add_row(*cells, style="bold" if line == "best_proposal" else None)
+        table.add_section()
+    console.print(table)
+    for sentence in sentences(found):
+        console.print(sentence, soft_wrap=True)
+
+
+def sentences(found: Mapping[str, Any]) -> list[str]:
+    """Say in plain words what a summary's `references` come to."""
+    said = [f"{_gain(own)}{_beside_scan(own)}" for own in found["contexts"] if own["gain"] is not None]
+    if found["learned"] is False:
+        said.append(
+            "The last proposals are better neither than the first ones nor than the coarse scan's average by more than "
+            "noise: nothing shows that the principal learned from what it asked."
+        )
+    if found["warning"]:
+        said.append(f"Warning: {found['warning']}.")
+    return said
+
+
+def _gain(own: Mapping[str, Any]) -> str:
+    """How the best proposal of a context compares with no mechanism."""
+    value, error = own["gain"]["value"], own["gain"]["standard_error"]
+    where = "" if own["context"] is None else f" in context {own['context']}"
+    said = f"The best proposal{where} is {abs(value):.3g} {'above' if value >= 0 else 'below'} no mechanism"
+    if error is None:
+        return f"{said}; whether that is more than noise takes more measurements (design.references=2)."
+    said += f" (standard error of the difference {error:.2g})"
+    return f"{said}." if own["gain"]["beyond_noise"] else f"{said}: not beyond noise (three standard errors)."
+
+
+def _beside_scan(own: Mapping[str, Any]) -> str:
+    """Say so if a few blind vectors had found as much."""
+    short = own["scan_best"]["value"] - own["best_proposal"]["value"]
+    if short < 0:
+        return ""
+    return f" It is {short:.3g} below the best of the coarse scan, the highest of {len(own['scan'])} noisy means."

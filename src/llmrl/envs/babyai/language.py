@@ -1,0 +1,262 @@
+"""Languages: the words of descriptions, prompts and actions, as plain data.
+
+The English texts equal those of BabyAI-Text (Carta et al. 2023, arXiv 2302.02662) word for word, so that models trained
+there read the same texts here. The French texts equal its French ones, except for corrected mistakes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llmrl.core.errors import ConfigError
+
+LanguageName = Literal["en", "fr"]
+ActionSet = Literal["restricted", "canonical", "augmented", "synonyms", "synonyms_shift"]
+
+TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
+"""Names of the contents of a cell, by MiniGrid's codes."""
+DOOR = TYPES.index("door")
+PORTABLE = ("key", "ball", "box")
+N_COLOURS, N_STATES = 6, 3
+"""Numbers of colours (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """The words of one language.
+
+    Attributes:
+        nouns: contents of a cell -> (noun, gender), for all contents that can be described.
+        colours, states, articles: gender -> words for the six colours, the three states of a door, and "a".
+        name, door: templates of the order of noun, colour and (for a door) state.
+        sees, wall, carries: templates of sentences about an object, a wall and the carried object.
+        ways: words for forward, left and right.
+        steps: words for one step and several steps; `joint` joins the steps to a side and those ahead.
+        actions: names of each set of actions.
+        possible, goal, observation, action: beginnings of the lines of a prompt.
+        play, view, mission: descriptions of the game, the view and the mission for language-model players.
+        does: descriptions of the actions, in their order; the last one is for all actions beyond the sixth.
+        missions: words of missions that occur nowhere else.
+        tests: replacement words in tests of generalisation, which are part of the vocabulary, too.
+    """
+
+    nouns: Mapping[str, tuple[str, str]]
+    colours: Mapping[str, tuple[str, ...]]
+    states: Mapping[str, tuple[str, ...]]
+    articles: Mapping[str, str]
+    name: str
+    door: str
+    sees: str
+    wall: str
+    carries: str
+    ways: tuple[str, str, str]
+    steps: tuple[str, str]
+    joint: str
+    actions: Mapping[str, tuple[str, ...]]
+    possible: str
+    goal: str
+    observation: str
+    action: str
+    play: str
+    view: str
+    mission: str
+    does: tuple[str, ...]
+    missions: str = ""
+    tests: str = ""
+    _things: dict[tuple[int, int, int], str] = field(default_factory=dict, compare=False, repr=False)
+
+    def thing(self, kind: int, colour: int, state: int) -> str:
+        """Return the words for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
+        noun, gender = self.nouns[TYPES[kind]]
+        form = self.door if kind == DOOR else self.name
+        words = {"noun": noun, "colour": self.colours[gender][colour], "state": self.states[gender][state]}
+        return f"{self.articles[gender]} {form.format(**words)}"
+
+    def n_steps(self, n: int) -> str:
+        return f"{n} {self.steps[n > 1]}"
+
+    def place(self, right: int, forward: int) -> str:
+        """Return the words for an offset in cells: `2 steps left and 1 step forward`; `right` < 0 means left."""
+        parts = []
+        if right:
+            parts.append(f"{self.n_steps(abs(right))} {self.ways[2 if right > 0 else 1]}")
+        if forward or not right:
+            parts.append(f"{self.n_steps(forward)} {self.ways[0]}")
+        return self.joint.join(parts)
+
+
+ENGLISH = Language(
+    nouns={kind: (kind, "") for kind in ("floor", "door", "key", "ball", "box", "goal", "lava", "agent")},
+    colours={"": ("red", "green", "blue", "purple", "yellow", "grey")},
+    states={"": ("open", "closed", "locked")},
+    # Before "open", too: as published.
+    articles={"": "a"},
+    name="{colour} {noun}",
+    door="{state} {colour} {noun}",
+    sees="You see {thing} {place}",
+    wall="You see a wall {steps} {way}",
+    carries="You carry {thing}",
+    ways=("forward", "left", "right"),
+    steps=("step", "steps"),
+    joint=" and ",
+    actions={
+        "restricted": ("turn left", "turn right", "go forward"),
+        "canonical": ("turn left", "turn right", "go forward", "pick up", "drop", "toggle"),
+        "augmented": (
+            *("turn left", "turn right", "go forward", "pick up", "drop", "toggle"),
+            *("sleep", "do nothing", "think"),
+        ),
+        "synonyms": ("rotate left", "rotate right", "move ahead", "take", "release", "switch"),
+        "synonyms_shift": ("shift left", "shift right", "go ahead", "take", "release", "turn"),
+    },
+    possible="Possible action of the agent: ",
+    goal="Goal of the agent: ",
+    observation="Observation",
+    action="Action",
+    play=(
+        "You walk through rooms on a grid of cells and have a mission, which is told with every observation, such as "
+        "going to an object, picking one up, opening a door or putting one object next to another. You see only a part "
+        "of the grid, in front of you; walls and closed doors hide what is behind them. You can carry one object at a "
+        "time. To go to an object is to stand in front of it and face it. Fulfilling the mission ends the episode with "
+        "a reward, which is the larger the faster; there is no other reward. The episode also ends when its steps run "
+        "out."
+    ),
+    view="what you see, with distances in steps from you, seen in the direction you face, and what you carry",
+    mission="what you are to do",
+    does=(
+        "turn to the left by 90 degrees, staying in your cell",
+        "turn to the right by 90 degrees, staying in your cell",
+        "go one cell forward, if nothing is in the way",
+        "pick up the object in the cell in front of you",
+        "put the object you carry into the cell in front of you, which must be empty",
+        "open or close the door in front of you (a locked door needs the key of its colour)",
+        "change nothing",
+    ),
+    missions="a the go to pick up open put next then after you and object in front of behind on your left right",
+    tests=(
+        "chair table car vermilion jade cyan violet golden silver dax xolo afze faze jatu croh vurst gakul sil "
+        "I would like the agent to You have to"
+    ),
+)
+
+FRENCH = Language(
+    nouns={
+        "floor": ("sol", "m"),
+        "door": ("porte", "f"),
+        "key": ("clef", "f"),
+        "ball": ("balle", "f"),
+        "box": ("boîte", "f"),
+        "goal": ("but", "m"),
+        "lava": ("lave", "f"),
+        "agent": ("agent", "m"),
+    },
+    colours={
+        "f": ("rouge", "verte", "bleue", "violette", "jaune", "grise"),
+        "m": ("rouge", "vert", "bleu", "violet", "jaune", "gris"),
+    },
+    states={"f": ("ouverte", "fermée", "fermée à clef"), "m": ("ouvert", "fermé", "fermé à clef")},
+    articles={"f": "une", "m": "un"},
+    name="{noun} {colour}",
+    door="{noun} {colour} {state}",
+    sees="Tu vois {thing} {place}",
+    wall="Tu vois un mur à {steps} {way}",
+    carries="Tu portes {thing}",
+    ways=("devant", "à gauche", "à droite"),
+    steps=("pas", "pas"),
+    joint=" et ",
+    actions={
+        "restricted": ("tourner à gauche", "tourner à droite", "aller tout droit"),
+        "canonical": ("tourner à gauche", "tourner à droite", "aller tout droit", "attraper", "lâcher", "basculer"),
+        "augmented": (
+            *("tourner à gauche", "tourner à droite", "aller tout droit", "attraper", "lâcher", "basculer"),
+            *("dormir", "ne rien faire", "penser"),
+        ),
+        "synonyms": ("pivoter à gauche", "pivoter à droite", "avancer", "prendre", "relâcher", "actionner"),
+        "synonyms_shift": ("virer à gauche", "virer à droite", "continuer", "prendre", "relâcher", "tourner"),
+    },
+    possible="Actions possibles pour l'agent: ",
+    goal="But de l'agent: ",
+    observation="Observation",
+    action="Action",
+    play=(
+        "Tu te déplaces dans des pièces, sur une grille de cases, et tu as une mission, qui est donnée avec chaque "
+        "observation: par exemple aller à un objet, en attraper un, ouvrir une porte ou poser un objet à côté d'un "
+        "autre. Tu ne vois que la partie de la grille qui est devant toi; les murs et les portes fermées cachent ce "
+        "qui est derrière. Tu ne peux porter qu'un objet à la fois. Aller à un objet, c'est se tenir devant lui et lui "
+        "faire face. Accomplir la mission termine l'épisode avec une récompense, d'autant plus grande que c'est fait "
+        "vite; il n'y en a pas d'autre. L'épisode se termine aussi quand ses pas sont épuisés."
+    ),
+    view="ce que tu vois, avec les distances en pas, dans la direction où tu regardes, et ce que tu portes",
+    mission="ce que tu dois faire",
+    does=(
+        "se tourner de 90 degrés vers la gauche, sans changer de case",
+        "se tourner de 90 degrés vers la droite, sans changer de case",
+        "avancer d'une case, si rien ne barre le chemin",
+        "attraper l'objet qui est dans la case devant soi",
+        "poser l'objet porté dans la case devant soi, qui doit être vide",
+        "ouvrir ou fermer la porte devant soi (une porte fermée à clef demande la clef de sa couleur)",
+        "ne rien changer",
+    ),
+    missions=(
+        "le la l un une objet à au aller de du d côté attraper attrapé ouvrir ouvert poser posé être allé avoir après "
+        "puis et devant derrière toi ta gauche droite"
+    ),
+    tests=(
+        "chaise table voiture vermilion jade cyan mauve dorée argent dax xolo afze faze jatu croh vurst gakul sil "
+        "Je veux que l'agent fasse Tu dois faire"
+    ),
+)
+
+LANGUAGES: Mapping[str, Language] = {"en": ENGLISH, "fr": FRENCH}
+_WORD = re.compile(r"[a-zà-ÿ]+|[0-9]+")
+_NUMBERS = 32
+"""Count of numbers in the vocabulary, from 0: numbers of steps, and of a prompt's observations."""
+
+
+def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a set of actions, or the given names.
+
+    Raises:
+        ConfigError: unknown set, no names, an empty name, or a repeated one.
+    """
+    known = LANGUAGES[language].actions
+    if isinstance(actions, str):
+        if actions not in known:
+            raise ConfigError(
+                f"env.actions={actions} is none of {', '.join(known)}, and no list of names; the place of a name says "
+                "which of MiniGrid's actions it is, such as [turn left,turn right,go forward]"
+            )
+        return known[actions]
+    names = tuple(str(name) for name in actions)
+    if not names or not all(name.strip() for name in names):
+        raise ConfigError(f"env.actions={list(names)}: give at least one name, and none that is empty")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"env.actions names {twice[0]!r} twice; a reader could not tell the two apart")
+    return names
+
+
+def tokens(text: str) -> list[str]:
+    """Return the words and numbers of a text, in lower case and in order."""
+    return _WORD.findall(text.lower())
+
+
+@functools.cache
+def vocabulary(language: str) -> tuple[str, ...]:
+    """Return all words and numbers of prompts of BabyAI's levels and of tests of generalisation, in a fixed order."""
+    words = LANGUAGES[language]
+    said = [
+        *(noun for noun, _ in words.nouns.values()),
+        *(word for forms in (*words.colours.values(), *words.states.values()) for word in forms),
+        *words.articles.values(),
+        *(words.sees, words.wall, words.carries, *words.ways, *words.steps, words.joint),
+        *(name for names in words.actions.values() for name in names),
+        *(words.possible, words.goal, words.observation, words.action, words.missions, words.tests),
+        *(str(n) for n in range(_NUMBERS)),
+    ]
+    fields = {"thing", "place", "way"}  # of the sentences
+    found = (word for text in said for word in tokens(re.sub(r"\{\w+\}", " ", text)) if word not in fields)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,100 @@
+"""Batched games with few states, played from a table of transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.envs.gym.batched.arrays import ArrayGames, BufferedRandom, choices
+from llmrl.envs.gym.batched.transition_table import TransitionTable
+
+
+class TabularGames(ArrayGames):
+    """Games with one transition table, equal to Gymnasium's toy-text environments draw for draw.
+
+    Args:
+        n: number of games.
+        table: rules of the games.
+        picture: function `picture(state, action)` that renders a game in `state`, reached by `action` (None: just
+            begun).
+        horizon: steps after which a game is truncated; None: never.
+        masks: legal actions in each state, [n_states, n_actions], for `info["action_mask"]`; None: no masks.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        table: TransitionTable,
+        picture: Callable[[int, int | None], NDArray[np.uint8]],
+        horizon: int | None = None,
+        masks: NDArray[np.int8] | None = None,
+    ) -> None:
+        from gymnasium import spaces
+
+        super().__init__(n, spaces.Discrete(table.n_states), spaces.Discrete(table.n_actions), horizon)
+        self.table = table
+        self.timeless = True
+        """The rules do not depend on the number of steps of a game."""
+        self._picture, self._masks = picture, masks
+        self._draws = BufferedRandom(n, 1) if len(table.sums) else None
+        self._state = np.zeros(n, dtype=np.int64)
+        self._action = np.full(n, -1, dtype=np.int64)
+        self._tell()
+
+    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        for game, source in zip(chosen.tolist(), sources, strict=True):
+            self._state[game] = np.argmax(self.table.start > source.random())
+        if self._draws is not None:
+            self._draws.start(chosen, sources)
+        self._action[chosen] = -1
+        self._tell()
+
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        table, action = self.table, choices(actions, self.table.n_actions)
+        at = self._state * table.n_actions + action
+        if self._draws is not None:
+            drawn = table.sums.searchsorted(self._draws.take(playing)[:, 0], side="right")
+            at = at * table.state.shape[1] + drawn
+        state = table.state.take(at)
+        self._state = state if playing is None else np.where(playing, state, self._state)
+        self._action = action if playing is None else np.where(playing, action, self._action)
+        self._tell()
+        return table.reward.take(at), table.terminated.take(at)
+
+    def observe(self) -> NDArray[np.int64]:
+        return self._state.copy()
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        action = int(self._action[index])
+        return self._picture(int(self._state[index]), None if action < 0 else action)
+
+    def _tell(self) -> None:
+        if self._masks is not None:
+            self.infos = [{"action_mask": mask} for mask in self._masks[self._state]]
+
+
+def toy_text_games(entry_point: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> TabularGames | None:
+    """Return `n` games of the environment that `entry_point` makes; None if its table does not contain all its rules.
+
+    FrozenLake without a map is one such case, because each object has its own map. Taxi with `fickle_passenger` is the
+    other: it draws a change of destination outside the table.
+    """
+    from gymnasium.envs.registration import load_env_creator
+
+    own_map = "map_name" in kwargs and kwargs["map_name"] is None and kwargs.get("desc") is None
+    if own_map or kwargs.get("fickle_passenger"):
+        return None
+    env: Any = load_env_creator(entry_point)(render_mode="rgb_array", **kwargs)
+    table = TransitionTable.of(env.P, env.initial_state_distrib)
+
+    def picture(state: int, action: int | None) -> NDArray[np.uint8]:
+        env.s, env.lastaction = state, action
+        return np.asarray(env.render())
+
+    masks = None
+    if hasattr(env, "action_mask"):
+        masks = np.stack([env.action_mask(state) for state in range(table.n_states)])
+    return TabularGames(n, table, picture, horizon, masks)

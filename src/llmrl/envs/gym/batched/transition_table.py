@@ -1,0 +1,165 @@
+"""Transition tables of games with few states as arrays, with their expected returns, best policies and episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.envs.gym.batched.arrays import choices
+from llmrl.envs.gym.batched.generators import generators
+
+Outcome = tuple[float, int, float, bool]
+"""Probability, next state, reward, terminated."""
+Rules = Mapping[int, Mapping[int, Sequence[Outcome]]]
+"""State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
+
+_LOOK = 8
+"""Number of steps between two checks whether all episodes are over."""
+_EQUAL = 1e-9
+"""Maximum difference between the values of equally good actions."""
+
+
+@dataclass(frozen=True)
+class TransitionTable:
+    """The outcome of each action in each state, for each class of the random number that is drawn.
+
+    Gymnasium draws a number on [0, 1) and takes the first outcome whose cumulative probability exceeds it (the very
+    first outcome if rounding leaves none). The cumulative probabilities of all states and actions divide [0, 1) into c
+    classes. Numbers of one class have the same outcome.
+
+    Attributes:
+        n_states: number of states, 0 to n_states - 1.
+        n_actions: number of actions, 0 to n_actions - 1.
+        sums: boundaries between classes, [c - 1], ascending.
+        state: next state, [n_states * n_actions, c].
+        reward: reward, [n_states * n_actions, c].
+        terminated: whether the game terminates, [n_states * n_actions, c].
+        start: cumulative probabilities of the start states, [n_states].
+    """
+
+    n_states: int
+    n_actions: int
+    sums: NDArray[np.float64]
+    state: NDArray[np.int64]
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    start: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rules: Rules, start: NDArray[np.float64]) -> TransitionTable:
+        """Return the table of `rules`, for games that start in state i with probability `start[i]`."""
+        n_states, n_actions = len(rules), len(rules[0])
+        rows = [rules[s][a] for s in range(n_states) for a in range(n_actions)]
+        reached = [np.cumsum([outcome[0] for outcome in row]) for row in rows]
+        sums = np.unique(np.concatenate(reached))
+        # Random numbers are below 1, so larger sums bound no class.
+        sums = sums[sums < 1]
+        lowest = np.append(0.0, sums)
+        drawn = [(limits[:, None] > lowest).argmax(axis=0).tolist() for limits in reached]
+        picked = [[row[i] for i in which] for row, which in zip(rows, drawn, strict=True)]
+        return cls(
+            n_states,
+            n_actions,
+            sums,
+            np.array([[outcome[1] for outcome in row] for row in picked], dtype=np.int64),
+            np.array([[outcome[2] for outcome in row] for row in picked], dtype=np.float64),
+            np.array([[outcome[3] for outcome in row] for row in picked], dtype=bool),
+            np.cumsum(start),
+        )
+
+    @property
+    def chance(self) -> NDArray[np.float64]:
+        """Probability of each class, [c]."""
+        return np.diff(self.sums, prepend=0.0, append=1.0)
+
+    def expected_return(self, policy: NDArray[np.int64], horizon: int) -> float:
+        """Return the expected return of an episode of at most `horizon` steps, with action `policy[i]` in state i."""
+        rows = np.arange(self.n_states) * self.n_actions + policy
+        value = np.zeros(self.n_states)
+        for _ in range(horizon):
+            value = self._ahead(value)[rows]
+        return float(np.diff(self.start, prepend=0.0) @ value)
+
+    def best_policy(self, sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
+        """Return the action of highest expected return in each state, [n_states], without a horizon.
+
+        Value iteration, which ends after `sweeps`, or when no value changes by 1e-12 or more. Of equally good actions,
+        the first is returned. With `discount` 1, waiting for ever would be as good as going to a reward.
+        """
+        value = np.zeros(self.n_states)
+        for _ in range(sweeps):
+            ahead = self._ahead(discount * value).reshape(self.n_states, self.n_actions)
+            best = ahead.max(axis=1)
+            done = bool(np.abs(best - value).max() < 1e-12)
+            value = best
+            if done:
+                break
+        first: NDArray[np.int64] = (ahead >= best[:, None] - _EQUAL).argmax(axis=1)
+        return first
+
+    def _ahead(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected reward plus next value of each action in each state, [n_states * n_actions]."""
+        following = np.where(self.terminated, 0.0, value[self.state])
+        return (self.reward + following) @ self.chance
+
+
+@dataclass(frozen=True)
+class TabularEpisodes:
+    """Results of n whole episodes, each [n]: return, number of steps, highest reward of a step, termination."""
+
+    returned: NDArray[np.float64]
+    length: NDArray[np.int64]
+    best_reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+
+
+def play(
+    table: TransitionTable, policies: NDArray[np.int64], seeds: NDArray[np.int64], horizon: int
+) -> TabularEpisodes:
+    """Return the episodes of q policies under k seeds each, [q * k], policy by policy, equal to stepwise play.
+
+    Policies are tables of actions, so a step is two look-ups.
+
+    Args:
+        table: rules of the game.
+        policies: action of each policy in each state, [q, n_states].
+        seeds: seeds of `env.reset`, [k].
+        horizon: steps after which an episode is truncated.
+
+    Raises:
+        ValueError: an action is not in 0 .. n_actions - 1.
+    """
+    q, n_states, c = len(policies), table.n_states, len(table.sums) + 1
+    numbers = 1 + horizon * (c > 1)
+    draws = np.array([source.random(numbers) for source in generators(seeds)])
+    rows = np.arange(n_states) * table.n_actions + choices(policies, table.n_actions)
+    # States are numbered c apart, so that state + class is the index of the outcome. Each policy has states of its own.
+    # The last state is absorbing, for episodes that are over.
+    own, over = np.arange(q) * n_states * c, q * n_states * c
+    following = np.where(table.terminated[rows], over, table.state[rows] * c + own[:, None, None])
+    following = np.append(following, np.full(c, over))
+    reward = np.append(table.reward[rows], np.zeros(c))
+    state = (own[:, None] + (table.start > draws[:, :1]).argmax(axis=1) * c).ravel()
+    if c > 1:
+        drawn = np.tile(table.sums.searchsorted(draws[:, 1:], side="right").T, q)
+    else:
+        drawn = np.zeros((horizon, len(state)), dtype=np.int64)
+    path = np.empty_like(drawn)
+    for first in range(0, horizon, _LOOK):
+        for taken, number in zip(path[first : first + _LOOK], drawn[first : first + _LOOK], strict=True):
+            np.add(state, number, taken)
+            state = following.take(taken)
+        if np.count_nonzero(state == over) == len(state):
+            path = path[: first + _LOOK]
+            break
+    rewards, played = reward.take(path), path < over
+    return TabularEpisodes(
+        # Summed step by step, because another order would round differently.
+        np.cumsum(rewards, axis=0)[-1],
+        np.count_nonzero(played, axis=0),
+        np.where(played, rewards, -np.inf).max(axis=0),
+        state == over,
+    )

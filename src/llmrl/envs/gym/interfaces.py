@@ -1,0 +1,87 @@
+"""Interfaces of many games of one Gymnasium environment in lock step, and the arguments that define the games."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.core.spaces import EnvDescription
+from llmrl.core.trust import NOBODY, Trust
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+Engine = Literal["stock", "batched"]
+
+
+@runtime_checkable
+class Games(Protocol):
+    """`n` games, numbered from 0, each of which behaves exactly as Gymnasium's own environment.
+
+    Attributes:
+        n: number of games.
+        observation_space, action_space: spaces of one game.
+        horizon: steps after which a game is truncated; None: never.
+        infos: the last `info` of each game; an empty mapping if there is none.
+    """
+
+    n: int
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    horizon: int | None
+    infos: Sequence[Mapping[str, Any]]
+
+    def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any] | np.ndarray:
+        """Start the games where `mask` [n] is true, game i as `env.reset(seed=seeds[i])` does; `seeds` [n] int64.
+
+        Return the observation of every game, in order; those of games never started are undefined.
+        """
+        ...
+
+    def step(
+        self, actions: Sequence[Any] | np.ndarray, playing: np.ndarray
+    ) -> tuple[Sequence[Any] | np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Advance the games where `playing` [n] is true; the others stay as they are.
+
+        `actions[i]` is an element of `action_space`. Return observations, rewards [n] float64, terminated [n] bool and
+        truncated [n] bool; 0 and false for games that are not playing.
+        """
+        ...
+
+    def render(self, index: int) -> np.ndarray:
+        """Return a frame of one game, [height, width, 3] uint8."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Describer(Protocol):
+    """A text interface of one environment. `game` is the description that players get before an episode."""
+
+    game: EnvDescription
+
+    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """Return an observation (with its `info`) as text."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvArguments:
+    """Arguments that define the games of one environment. They can be pickled for another process.
+
+    Args:
+        id: Gymnasium's id; `module:Id-v0` imports `module` first.
+        kwargs: arguments of the environment.
+        horizon: steps after which an episode is truncated, >= 1; None: the environment's own number.
+        engine: `stock`, Gymnasium's own environment, one object per game; or `batched`, the same game as arrays.
+        trust: modules that an id, or a text of the game, may name.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    horizon: int | None = None
+    engine: Engine = "stock"
+    trust: Trust = NOBODY

@@ -1,0 +1,113 @@
+"""Counter-based random numbers: hashes of (game, step, purpose, index), so that a game draws the same in any batch.
+
+With a sequential generator, a game's numbers would depend on the number of games and on other draws. Here there is no
+generator state. A number is a 24-bit integer; an event of probability p happens if the number is below `threshold(p)`.
+All arithmetic is on 64-bit integers truncated to 32 bits, with equal results in Python and Numba.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")
+"""Purposes of numbers: start cell and heading of a player, frame of the water, order of moves, growth of apples,
+appearance of dirt, cell and heading of a player that comes back."""
+PLACE, FACE, WATER, ORDER, GROW, SPILL, RETURN, RETURN_FACE = range(8)
+
+BITS = 24
+"""Bits of a number."""
+SCALE = np.float32(2.0**-24)
+CUT = 0xFFFFFFFF
+GOLDEN = 0x9E3779B9
+"""2**32 divided by the golden ratio, odd."""
+MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
+"""Multipliers of a 32-bit finaliser with very low bias (Wellons 2018, "lowbias32")."""
+
+
+def mixed(x: int) -> int:
+    """Return the image of a 32-bit integer under a bijection in which every output bit depends on every input bit."""
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((x ^ (x >> 15)) * MIX_2) & CUT
+    return x ^ (x >> 16)
+
+
+def begin(source: NDArray[Any], b: int, t: int) -> tuple[int, int]:
+    """Return the two words from which all numbers of game `b` at step `t` are made.
+
+    One word of 32 bits would repeat among millions of games and steps. `source` [n_games, 2] int32: the games' keys."""
+    first = mixed((int(source[b, 0]) + int(t) * GOLDEN) & CUT)
+    second = mixed((int(source[b, 1]) ^ (int(t) * MIX_1)) & CUT)
+    return first, second
+
+
+def draw(words: tuple[int, int], purpose: int, index: int) -> int:
+    """Return the number of a purpose and an index, 0 to 2**24 - 1; `words` from `begin`."""
+    x = ((int(index) * 8 + purpose) * GOLDEN + words[0]) & CUT
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((x ^ (x >> 15)) + words[1]) & CUT
+    x = (x * MIX_2) & CUT
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    return x >> 8
+
+
+def threshold(probability: float) -> int:
+    """Return the bound below which a number falls with a `probability`, an integer up to 2**24.
+
+    The probability is rounded to float32, as in the published recordings of these games."""
+    return math.ceil(float(np.float32(probability)) * 2.0**BITS)
+
+
+class HashedRandom:
+    """The same numbers as tensors, for inspection; the compiled rules draw for themselves.
+
+    A subclass that overrides `uniform` replaces the numbers of the rules (`Engine.step`). Tests use this to replay
+    numbers of the real engine.
+
+    Args:
+        keys: key of each game's episode, [n_games, 2] int32; equal keys give equal numbers.
+    """
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys = keys
+
+    def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
+        """Return numbers in [0, 1), multiples of 2**-24, [n_games, n] float32, for step `t` [n_games] of each game."""
+        keys, ticks = self.keys.to(torch.int64), t.to(torch.int64)
+        first = _all_mixed((keys[:, 0] + ticks * GOLDEN) & CUT)[:, None]
+        second = _all_mixed((keys[:, 1] ^ (ticks * MIX_1)) & CUT)[:, None]
+        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN + first) & CUT
+        x = ((x ^ (x >> 16)) * MIX_1) & CUT
+        x = ((x ^ (x >> 15)) + second) & CUT
+        x = (x * MIX_2) & CUT
+        x = ((x ^ (x >> 16)) * MIX_1) & CUT
+        return (x >> 8).to(torch.float32) * float(SCALE)
+
+
+def game_keys(roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return keys, [n_games, 2] int32, for seeds `roots`, indices of games and indices of episodes, each [n_games]."""
+    words = []
+    for salt in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03):
+        x = _split_mix(roots.astype(np.uint64) + np.uint64(salt))
+        x = _split_mix(x ^ _split_mix(games.astype(np.uint64) + np.uint64(salt)))
+        x = _split_mix(x ^ _split_mix(episodes.astype(np.uint64) * np.uint64(2) + np.uint64(1)))
+        words.append((x >> np.uint64(32)).astype(np.uint32).view(np.int32))
+    return np.stack(words, axis=1)
+
+
+def _split_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply the finaliser of SplitMix64 (Steele et al. 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _all_mixed(x: torch.Tensor) -> torch.Tensor:
+    """Return `mixed` of a tensor of words."""
+    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((x ^ (x >> 15)) * MIX_2) & CUT
+    return x ^ (x >> 16)

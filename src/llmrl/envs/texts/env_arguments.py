@@ -1,0 +1,97 @@
+"""The arguments that an environment was made with, as far as they can be inferred from it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmrl.envs.gym.gymnasium_games import limit_of
+
+if TYPE_CHECKING:
+    import gymnasium
+
+_DRAWING = (
+    *("render_mode", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"),
+    *("screen_size", "tile_size", "highlight", "agent_pov"),
+)
+"""Arguments for rendering, which are irrelevant to language-model players; MuJoCo also has `width` and `height`."""
+_LONGEST = 100
+"""Maximum length of a value as text, characters."""
+
+
+class EnvKwargs:
+    """The arguments of one environment.
+
+    The value of an argument is that given to `gymnasium.make`, else the environment's attribute of that name (with an
+    underscore or without), else the default of its class.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        game = env.unwrapped
+        parameters = inspect.signature(type(game).__init__).parameters.values()
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._given: Mapping[str, Any] | None = None if env.spec is None else env.spec.kwargs
+        self._registered = _registered(env)
+        # Properties are left out, because some depend on the current state.
+        self._held = vars(game)
+        self._silent = {*_DRAWING, *(("max_steps",) if limit_of(env) is not None else ())}
+        if any(base.__name__ == "MujocoEnv" for base in type(game).__mro__):
+            self._silent |= {"width", "height"}
+
+    def known(self, name: str) -> bool:
+        """Return whether there is such an argument and its value is known."""
+        return name in (self._given or {}) or name in self._defaults
+
+    def value(self, name: str) -> Any:
+        """Return the value of an argument.
+
+        Raises:
+            KeyError: the value is not known.
+        """
+        if self._given is not None and name in self._given:
+            value = self._given[name]
+        else:
+            default = self._defaults[name]
+            value = self._held.get(f"_{name}", self._held.get(name, default))
+        # Environments accept 1 and 0 for true and false.
+        return bool(value) if isinstance(self._defaults.get(name), bool) and isinstance(value, int) else value
+
+    def changed(self) -> dict[str, Any]:
+        """Return the arguments that differ from the defaults of the environment's id and class, by name.
+
+        Arguments that only concern rendering or the limit of steps are left out."""
+        usual = {**self._defaults, **self._registered}
+        if self._given is not None:
+            names = [name for name in self._given if name not in self._silent]
+        else:
+            # Only plain numbers are certain to be stored as they were given.
+            names = [n for n, x in usual.items() if isinstance(x, bool | int | float) and n not in self._silent]
+        unusual = {name: self.value(name) for name in names}
+        return {name: x for name, x in unusual.items() if name not in usual or shown(x) != shown(usual[name])}
+
+
+def shown(value: Any) -> str:
+    """Return a value as text for language-model players.
+
+    >>> shown(1e-4), shown(True), shown((0.7, float("inf")))
+    ('0.0001', 'true', '(0.7, infinity)')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:g}" if math.isfinite(value) else str(value).replace("inf", "infinity")
+    if isinstance(value, list | tuple):
+        return f"({', '.join(shown(x) for x in value)})"[:_LONGEST]
+    return " ".join(str(value).split())[:_LONGEST]
+
+
+def _registered(env: gymnasium.Env[Any, Any]) -> Mapping[str, Any]:
+    """Return the arguments that are registered with the environment's id."""
+    import gymnasium
+
+    entry = None if env.spec is None else gymnasium.registry.get(env.spec.id)
+    return {} if entry is None else entry.kwargs

@@ -1,0 +1,29 @@
+"""Building the environment of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmrl.config.builder import Builder
+from llmrl.core.errors import LlmrlError
+from llmrl.core.protocols import VecEnv
+from llmrl.core.ram import check_games
+from llmrl.envs.env_errors import guarded, raised
+
+
+def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
+    """Build the environment that a config's `env` describes; errors that it raises later name it.
+
+    Raises:
+        ConfigError: an invalid option, or more games than fit into memory.
+        EngineError: the environment cannot be built for another reason.
+    """
+    check_games(node.get("n_envs"))
+    try:
+        env: VecEnv = Builder(injected, trusted).build(node, "env")
+    except LlmrlError:
+        raise
+    except Exception as error:
+        raise raised(str(node.get("_target_")), "its constructor", error) from error
+    return guarded(env)

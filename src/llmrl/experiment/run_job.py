@@ -1,0 +1,112 @@
+"""Running an experiment as a command: its run, the printed summary, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llmrl.core.threads import exclusive
+from llmrl.experiment.experiment import Experiment, application_of
+from llmrl.loops.compute_requests import ExecutorSeat
+from llmrl.run.command_exit import EXIT_INTERRUPTED, ending, say
+
+_TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
+"""Libraries that log every request or file; this package reports their failures itself."""
+
+
+def compute(
+    config: dict[str, Any], overrides: list[str], seat: ExecutorSeat | None = None, whose: str = ""
+) -> float | None:
+    """Compute the run of a resolved config as a command does, and return its result; the task of jobs of a sweep.
+
+    Args:
+        config, overrides, seat: as for `Experiment`.
+        whose: name of the run in messages, where several runs share a process.
+
+    Raises:
+        SystemExit: the run did not finish.
+    """
+    command = application_of(config).command
+    with reporting(f"{command} ({whose})" if whose else command):
+        return run_and_print(Experiment(config, overrides, seat))
+
+
+def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
+    """Start, resume or skip the run of an experiment, and print a summary unless `quiet`.
+
+    Return its result; None after a dry run, which prints the plan.
+
+    Raises:
+        LlmrlError, Stopped: as `Experiment.run`.
+    """
+    from llmrl.core.processes import ProcessGroup
+    from llmrl.display.run_summary import print_plan, print_skipped
+
+    if experiment.config["dry_run"]:
+        processes = ProcessGroup.join()
+        rows = experiment.plan()
+        if processes.is_main:
+            print_plan(rows)
+        return None
+    run = experiment.run()
+    if run.processes.is_main and not quiet:
+        with exclusive():
+            if run.finished:
+                print_skipped(run)
+            else:
+                experiment.application.print_end(run)
+    return run.result
+
+
+@contextmanager
+def reporting(name: str) -> Iterator[None]:
+    """Return a context for the run of the command `name`, in which errors become a message on standard error and an
+    exit code. Of several processes of a run only the first one prints messages.
+
+    Raises:
+        SystemExit: the run did not finish.
+    """
+    from llmrl.core.printable import print_records
+    from llmrl.core.processes import ProcessGroup, leaving_together
+    from llmrl.run.signals import Stopped
+
+    def tell(name: str, text: object) -> None:
+        if ProcessGroup.joined().is_main:
+            say(name, text)
+
+    print_records()
+    for library in _TALKATIVE:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    with leaving_together(), _seen_by_launchers(), ending(name, tell):
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            tell(name, "stopped at once; the same command goes on from the last checkpoint")
+            raise SystemExit(EXIT_INTERRUPTED) from interrupt
+        except Stopped as stopped:
+            tell(name, stopped)
+            raise SystemExit(stopped.exit_code) from stopped
+
+
+@contextmanager
+def _seen_by_launchers() -> Iterator[None]:
+    """Raise the cause of an exit, if it is an unexpected error, to foreign `--multirun` launchers.
+
+    For those an exception ends one run, but an exit ends the whole sweep.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from llmrl.core.errors import LlmrlError
+
+    try:
+        yield
+    except SystemExit as stop:
+        cause, own = stop.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
+        if own is None or not isinstance(cause, Exception) or isinstance(cause, LlmrlError):
+            raise
+        if own.mode == RunMode.MULTIRUN and not str(own.launcher.get("_target_")).startswith("hydra_plugins.llmrl"):
+            raise cause from None
+        raise

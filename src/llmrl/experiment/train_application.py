@@ -1,0 +1,88 @@
+"""Experiments in environments: what `llmrl-train` computes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmrl.core.threads import exclusive
+from llmrl.experiment import reference_line_runs
+from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.distributed_checks import check_alike
+from llmrl.experiment.models import asking, model_asked, with_others
+from llmrl.experiment.parts import build_loop, build_parts, check_values
+from llmrl.experiment.plan import plan, shortage
+from llmrl.experiment.prerequisites import Compute, ensure
+from llmrl.experiment.resources import Model, RunResources
+from llmrl.experiment.run_references import needed, with_digests
+from llmrl.experiment.unused_sections import only_read
+from llmrl.llms.transcript import Transcript
+from llmrl.llms.usage import llm_summary
+from llmrl.loops.executor import serve
+from llmrl.run.shared_factors import shared_of
+
+if TYPE_CHECKING:
+    from llmrl.run.run import Run
+
+log = logging.getLogger(__name__)
+
+Config = Mapping[str, Any]
+
+
+class TrainApplication(Application):
+    """Agents, and who governs, teaches or proposes them, in an environment."""
+
+    command = "llmrl-train"
+    primary = "train"
+
+    def named(self, config: Config) -> list[str]:
+        # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
+        return ["llm"] if asking(config) else []
+
+    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
+        return with_digests(only_read(with_others(config)))
+
+    def check_values(self, config: Config, resources: RunResources) -> None:
+        check_values(config, resources)
+
+    def make_model(self, resources: RunResources) -> Model:
+        return model_asked(resources)
+
+    def plan(self, config: Config, resources: RunResources) -> Rows:
+        parts = build_parts(config, resources.model, resources=resources)
+        try:
+            return plan(config, parts, build_loop(config, parts))
+        finally:
+            parts.close()
+
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
+        with resources.away():  # a server may be slow to answer
+            llm = resources.join_run(run.folder, lambda: run.stop.requested)
+        run.status.llm = "" if llm is None else llm.label
+        run.status.shared = shared_of(config, asks=llm is not None)
+        run.metrics.attach(Transcript.TAG, Transcript(run.folder))
+        ensure(needed(config), run, compute_needed, resources.away)
+        with exclusive():  # networks are made with torch's own random stream, and games compiled
+            parts = build_parts(config, llm, folder=run.folder, resources=resources)
+        run.status.env = parts.env.spec.name
+        try:
+            check_alike(parts.env.spec, run.processes)
+            if run.processes.is_main and (short := shortage(config, parts.principal)) is not None:
+                log.warning("%s", short)
+            behind = reference_line_runs.needed(config, parts)
+            with exclusive():
+                loop = build_loop(
+                    config, parts, lambda: reference_line_runs.known(behind)
+                )  # before hours go into references
+            reference_line_runs.log_left_out(config, parts)
+            ensure(behind, run, compute_needed, resources.away)
+            run.result = serve(loop.requests(run), run, resources.seat)
+            run.summary |= llm_summary(llm)
+        finally:
+            parts.close()
+
+    def print_end(self, run: Run) -> None:
+        from llmrl.display.run_summary import print_summary
+
+        print_summary(run)

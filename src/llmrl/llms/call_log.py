@@ -1,0 +1,318 @@
+"""Log of every call to a chat model, one file per run: requests, replies, tokens, costs and latencies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from llmrl.core.atomic_files import why
+from llmrl.core.errors import LLMError, RunFolderError
+from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
+from llmrl.core.secrets import redact_all
+from llmrl.llms.budget import Budget, Reservation, Usage
+from llmrl.llms.images import kept
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "llm_calls.jsonl"
+
+JUDGED = "judged"
+"""Key of lines that hold the verdict on a call's reply instead of a call; its value is the call's hash."""
+_VERDICT = f'{{"{JUDGED}"'
+
+_TAIL = 1 << 16
+"""Bytes read first in the search for the last whole line."""
+
+Fate = Literal["refused", "lost"]
+"""What became of an attempt without a reply: `refused`, nothing was generated; `lost`, unknown."""
+
+
+class Verdict(NamedTuple):
+    """Result of parsing the reply of the call with this `hash` and `time`.
+
+    `fault` says what is wrong, "" if nothing is; `understood` is the parsed value.
+    """
+
+    hash: str
+    time: float
+    fault: str = ""
+    understood: Any = None
+
+
+class CallLog:
+    """Append-only log at `path`: a short line before each attempt, a line for each call, a line for each verdict.
+
+    The line of an attempt (`asked`) is on disk before the request is sent. The line of the call, which `settles` it, is
+    written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line with its `fate`.
+    The verdict on a reply is a line of its own (`judge`). Each line is a single append, so threads never mix lines. A
+    killed process leaves at worst a truncated last line, which the next writer closes and `read_calls` skips. Lines of
+    calls and attempts carry the run's spending so far, over all its processes, with attempts in flight counted as lost.
+
+    Attributes:
+        spent_before: spending of earlier processes in this run.
+
+    Raises:
+        RunFolderError: `path` cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._whole = True
+        try:
+            _close_last_line(path)
+            self.spent_before = _last_spent(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def asked(
+        self,
+        key: str,
+        label: str,
+        stream: int | None,
+        request: ChatRequest,
+        attempt: int,
+        reservation: Reservation,
+        budget: Budget,
+    ) -> None:
+        """Write that `request` is about to be sent for the `attempt`-th time (from 1) within its call.
+
+        Raises:
+            RunFolderError: the line cannot be written; the request must not be sent.
+        """
+        line: dict[str, Any] = {
+            "time": time.time(),
+            "asked": reservation.id,
+            "hash": key,
+            "model": label,
+            "stream": stream,
+            "purpose": request.purpose,
+            "prompt": request.prompt,
+            "repeat": request.repeat,
+            "attempt": attempt,
+            "reserved": {"tokens": reservation.tokens, "cost": reservation.cost},
+        }
+        self._write(line, budget, durably=True)
+
+    def unanswered(self, reservations: Collection[Reservation], fate: Fate, error: str, budget: Budget) -> None:
+        """Write the fate of attempts that were announced and brought no reply; on a full disk, only warn."""
+        for reservation in reservations:
+            try:
+                self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
+            except RunFolderError as full:
+                logger.warning("%s; the attempt counts as lost", full)
+
+    def record(
+        self,
+        key: str,
+        label: str,
+        identity: Mapping[str, Any],
+        stream: int | None,
+        request: ChatRequest,
+        result: ChatReply | LLMError,
+        budget: Budget,
+        reservation: Reservation | None = None,
+    ) -> Verdict:
+        """Write one call with its reply, paid or from the cache (`attempts` 0), or with its error.
+
+        `reservation` belongs to the attempt that brought the reply, if `asked` announced it. Return the still empty
+        verdict on this reply, to be filled in and passed to `judge`.
+        """
+        now = time.time()
+        line: dict[str, Any] = {
+            "time": now,
+            **({} if reservation is None else {"settles": reservation.id}),
+            "hash": key,
+            "model": label,
+            "identity": dict(identity),
+            "stream": stream,
+            "purpose": request.purpose,
+            "prompt": request.prompt,
+            "prompt_hash": request.prompt_hash,
+            "repeat": request.repeat,
+            **({"place": request.place} if request.place else {}),
+            **({"named": request.model} if request.model != CHOSEN else {}),
+            "messages": kept(request.messages, self.path.parent),
+            "schema": request.schema,
+        }
+        if isinstance(result, ChatReply):
+            line |= {
+                "reply": result.text,
+                "thoughts": result.thoughts,
+                "finish": result.finish,
+                **{name: getattr(result, name) for name in REPLY_COUNTS},
+                "cost": result.cost,
+                "latency": result.latency,
+                "attempts": result.attempts,
+                "cached": result.attempts == 0,
+            }
+        else:
+            line["error"] = str(result)
+        self._write(line, budget)
+        return Verdict(key, now)
+
+    def lost(self) -> set[str]:
+        """Return the names (`Reservation.id`) of attempts of unknown fate, including those in flight."""
+        return set(_unanswered(self.path))
+
+    def _write(self, line: dict[str, Any], budget: Budget, durably: bool = False) -> None:
+        with self._lock:
+            # Read under the lock, so that totals never fall from one line to the next.
+            line["spent"] = asdict(budget.account())
+            self._append([line], durably)
+
+    def judge(self, verdicts: Sequence[Verdict]) -> None:
+        """Write the verdicts on replies.
+
+        Raises:
+            RunFolderError: the file cannot be written.
+        """
+        with self._lock:
+            self._append(
+                [
+                    {
+                        JUDGED: v.hash,
+                        "time": v.time,
+                        "valid": not v.fault,
+                        "fault": v.fault,
+                        "understood": v.understood,
+                    }
+                    for v in verdicts
+                ]
+            )
+
+    def _append(self, lines: Sequence[Mapping[str, Any]], durably: bool = False) -> None:
+        if not lines:
+            return
+        text = "".join(f"{json.dumps(redact_all(line), ensure_ascii=False)}\n" for line in lines)
+        # What a full disk has cut short is closed first.
+        start, self._whole = "" if self._whole else "\n", False
+        try:
+            _append(self.path, start + text, durably)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._whole = True
+
+
+def read_calls(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the calls in a log, oldest first; truncated lines are skipped with a warning.
+
+    Calls with a reply have `valid`, `fault` and `understood`, each None if the reply was never parsed. Attempts whose
+    reply was lost and may have been charged are yielded too, marked `unsettled: true`. They have `hash`, `attempt`
+    (from 1), `reserved` tokens and cost, and the reason as `lost` (None if the process was killed), but neither
+    `reply` nor `error`.
+    """
+    lost, verdicts = _unanswered(path), {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            verdict = as_record(line) if line.startswith(_VERDICT) else None
+            if verdict is not None:
+                verdicts[address_of(verdict)] = verdict
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            call = as_record(line)
+            if call is None:
+                logger.warning("%s, line %d: not a whole record, skipped", path, number)
+            elif "asked" in call:
+                if str(call["asked"]) in lost:
+                    yield {**call, "unsettled": True, "lost": lost[str(call["asked"])]}
+            elif JUDGED not in call and "fate" not in call:
+                call.pop("settles", None)
+                yield with_verdict(call, verdicts.get(address_of(call)))
+
+
+def as_record(line: str | bytes) -> dict[str, Any] | None:
+    """Parse a line of a log; return None if it is no JSON object."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def address_of(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the key (hash, time) that a call shares with the verdict on its reply."""
+    return str(record.get(JUDGED, record.get("hash"))), str(record.get("time"))
+
+
+def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a call with the fields of its verdict, None where there is none; unchanged if it has no reply."""
+    if "reply" not in call:
+        return call
+    return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault", "understood")}
+
+
+def _unanswered(path: Path) -> dict[str, str | None]:
+    """Map each attempt of unknown fate to the logged reason, or to None where no reason was logged."""
+    asked: list[str] = []
+    known: set[str] = set()
+    lost: dict[str, str] = {}
+    with path.open("rb") as file:
+        for line in file:
+            # Quotes inside of texts are escaped.
+            if b'"asked"' not in line and b'"settles"' not in line:
+                continue
+            said = as_record(line)
+            if said is None:
+                continue  # cut short: it settles nothing
+            if "asked" in said:
+                asked.append(str(said["asked"]))
+            if said.get("fate") == "lost":
+                lost[str(said.get("settles"))] = str(said.get("error"))
+            else:
+                known.add(str(said.get("settles")))  # may have been logged as lost before its batch was fetched
+    return {name: lost.get(name) for name in asked if name not in known}
+
+
+def _unwritable(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"cannot write the call log {path}: {why(path, error)}")
+
+
+def _append(path: Path, text: str, durably: bool = False) -> None:
+    """Append in one write, which survives a kill of this process and, with `durably`, a crash of the machine."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        data = memoryview(text.encode())
+        while data:
+            data = data[os.write(descriptor, data) :]
+        if durably:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _close_last_line(path: Path) -> None:
+    """Create the file, or end a last line that a killed process left open, so that the next record starts afresh."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def _last_spent(path: Path) -> Usage:
+    """Return the running total of the last whole line, read from the end of the file."""
+    size, window = path.stat().st_size, _TAIL
+    while size:
+        with path.open("rb") as file:
+            start = max(size - window, 0)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+        # The first piece may be the end of a line that began earlier.
+        for line in reversed(lines[1:] if start else lines):
+            try:
+                return Usage(**json.loads(line)["spent"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+        if start == 0:
+            break
+        window *= 8
+    return Usage()

@@ -1,0 +1,413 @@
+"""Search of a reply for its answer: candidates are ranked, and a tie between different ones makes the reply invalid."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from llmrl.llms.reading.json_and_markup import FoundValue, structures, without_tags
+from llmrl.llms.reading.latex import unescaped
+from llmrl.llms.reading.non_answer_text import only_told, quoted
+from llmrl.llms.reading.options import Options, own_options
+from llmrl.llms.reading.reply_cleaning import CleanedReply, clean_reply, plain
+from llmrl.llms.structured import InvalidReply
+
+T = TypeVar("T")
+
+REASONS = 2000
+"""Most characters of a reply kept as its reasons if no part of it is marked as such."""
+_BEFORE = 160
+"""Characters before a value that are searched for words that introduce it."""
+
+_DECISIVE = re.compile(
+    r"\bwait\b|\bactually\b|\bcorrect(?:ion|ed|ing)?\b|\binstead\b|\brather\b|\bfinal(?:ly)?\b|\brevis\w+|"
+    r"\bsecond thoughts?\b|"
+    r"\bon reflection\b|\bhmm\b|\bno[,:]|\bno wait\b|\blet me (?:fix|redo|change|revise|instead|go with|"
+    r"correct)\b|\bi(?:'ll| will)? (?:choose|pick|select|submit|"
+    r"propose|decide|prefer|go with)\b|\bgoing with\b|"
+    r"\bnow,? i\b|\bnow\s*:|\bi(?:'ll| will)? now\b|\bthis time\b|\bnew proposal\b|"
+    r"\bmy (?:own )?(?:answer|action|proposal|plan|choice|next|"
+    r"reply|response|decision|move)\b|"
+    r"\banswer\s*(?:\w+\s*){0,3}:|\bcurrent turn\b|\bbetter\b|\bupdated?\b|\bmistake\b|\bmisread\b|\bsorry\b|"
+    r"\bapolog\w+|\bin fact\b|\bshould be\b|"
+    r"\u66f4\u6b63|\u6700\u7ec8|\u4fee\u6b63|\u4e0d\u5bf9|\bkorrektur\b|\bendg\u00fcltig\b|\brichtig ist\b|"
+    r"\bfinalement\b|\bcorrecci\u00f3n\b",
+    re.IGNORECASE,
+)
+_LATER = re.compile(r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE)
+_ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
+REFUSAL = re.compile(
+    r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|could not|couldn't|"
+    r"(?:won't|will not) (?:be able|answer|choose|decide|help|provide|give|play|participate|continue|engage|do th|"
+    r"comply|make|take part|respond)|"
+    r"don't think i can|do not have (?:enough|the ability))\b|"
+    r"\bas an ai\b|\blanguage model\b|\bi(?:'d| would) rather not\b|\bunable to\b|\bimpossible to\b|\bdifficult "
+    r"to determine\b|"
+    r"\b(?:could|can|would) you (?:please )?(?:tell|share|provide|clarify|confirm|send|let)\b|\blet me know "
+    r"(?:which|what|when|if you|so)\b|"
+    r"\bplease (?:send|provide|share|tell|clarify|let me know|retry)\b|\bwhich (?:one )?(?:do|would) you\b|"
+    r"\bdepend(?:s|ing) on\b|\btimed out\b|"
+    r"\u65e0\u6cd5|\u62b1\u6b49|\u4e0d\u80fd\u56de\u7b54|\bes tut mir leid\b|\bje suis d\u00e9sol\u00e9\b|\blo "
+    r"siento\b",
+    re.IGNORECASE,
+)
+"""Phrases that say that no decision was made, or ask for one."""
+_HOLLOW = re.compile(r"\A\W*(?:\.\.\.|\u2026|<[^<>]*>)?\W*\Z")
+
+
+@dataclass
+class CandidateAnswer(Generic[T]):
+    """Possible answer in a reply.
+
+    Attributes:
+        start, end: span of its characters in the reply.
+        answer: parsed value.
+        reasons: reasons in the reply's words; "" if it gives none.
+        form: 2: the requested form, or another unambiguous one; 1: less certain forms, used only if there is no other.
+        weak: whether its reasons are a placeholder, as in the example of the prompt.
+        announced: whether the reply says that this answers the present question.
+        kept: text under one of the question's names for notes to keep; "" if there is none.
+        fault: why the answer cannot be used; "" if it can.
+    """
+
+    start: int
+    end: int
+    answer: T
+    reasons: str = ""
+    form: int = 2
+    weak: bool = False
+    announced: bool = False
+    fault: str = ""
+    kept: str = ""
+
+
+@dataclass(frozen=True)
+class ParsedAnswer(Generic[T]):
+    """Content of a reply: the answer, its reasons, and the notes to keep (each "" if there are none)."""
+
+    answer: T
+    reasons: str = ""
+    kept: str = ""
+
+
+class AnswerParser(ABC, Generic[T]):
+    """Base of parsers, one for each kind of question, that `parse_answer` uses to find the answer in a reply.
+
+    Attributes:
+        wanted: name of the answer in error messages.
+        reasons: names of fields with reasons.
+        kept: names of fields with notes to keep for later questions.
+        turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
+    """
+
+    wanted: str
+    reasons: tuple[str, ...] = (
+        "reasoning",
+        "reflection",
+        "reason",
+        "reasons",
+        "thought",
+        "explanation",
+        "rationale",
+        "why",
+    )
+    kept: tuple[str, ...] = ()
+    turn: re.Pattern[str] | None = None
+
+    @abstractmethod
+    def of_value(self, value: Any) -> T | None:
+        """Return the answer that a JSON-like value means; None if it is no answer at all.
+
+        Raises:
+            InvalidReply: the value is an answer, but an unusable one.
+        """
+
+    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[T]]:
+        """Return the answers that stand in a text under a label or in another textual form."""
+        return []
+
+    def of_prose(self, text: str) -> T | None:
+        """Return the answer that prose gives; None if there is none."""
+        return None
+
+    def of_option(self, text: str) -> T | None:
+        """Return the answer in the text of an option that the reply itself lists and decides for; None: none."""
+        found = _candidates(text, self, False, faults := _Faults())
+        chosen = _decided(text, found, self, faults)
+        return chosen.answer if chosen is not None else self.of_prose(plain(without_tags(text)))
+
+    def numbers_too(self, label: str, answer: T) -> bool:
+        """Return whether a bare number chosen by the reply may be the question's own number for another answer."""
+        return False
+
+    def hint(self, text: str) -> str:
+        """Return what a reply without an answer lacks, in words; "" if nothing specific."""
+        return ""
+
+    def mine(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
+        """Return whether a candidate is marked as the answer to this question (True) or another (False); else None."""
+        return None
+
+    def same(self, a: T, b: T) -> bool:
+        """Return whether two answers are equal."""
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            return np.array_equal(a, b)
+        return bool(a == b)
+
+
+@dataclass
+class _Faults:
+    """Faults of unusable answers with their positions, and whether candidates were left out, e.g. examples."""
+
+    told: list[tuple[int, str]] = field(default_factory=list)
+    left_out: bool = False
+
+
+def parse_answer(text: str, question: AnswerParser[T], cut: bool = False) -> ParsedAnswer[T]:
+    """Return the answer in a reply, in time linear in its length.
+
+    Answers after the last thought take precedence. Of two different answers the later one counts if words between them
+    revise the first, e.g. "actually"; without such words the reply is invalid.
+
+    Args:
+        text: the reply, as the provider gave it.
+        question: parser of the answers to the question.
+        cut: whether the reply was cut off because it grew too long.
+
+    Raises:
+        InvalidReply: the reply holds no usable answer, or different ones without a decision.
+    """
+    reply = clean_reply(text, cut)
+    if not reply.text.strip() and reply.thought is None:
+        raise InvalidReply(f"the reply is empty: there is no {question.wanted} in it")
+    if reply.thought is None:
+        return _read(reply, question)
+    if cut:
+        raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
+    try:
+        return _read(reply, question, prose=False)
+    except InvalidReply:
+        pass
+    return _read_thought(reply.thought, question)
+
+
+def _read_thought(thought: str, question: AnswerParser[T]) -> ParsedAnswer[T]:
+    """Return the answer that ends an unclosed thought; raise InvalidReply unless it is a complete one."""
+    faults = _Faults()
+    found = [each for each in _candidates(thought, question, False, faults) if each.form == 2]
+    rest = thought[found[-1].end :].strip("`~ \n") if found else ""
+    if not found or len(rest) > 100 or "\n" in rest:
+        raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
+    return ParsedAnswer(found[-1].answer, found[-1].reasons, found[-1].kept)
+
+
+def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
+    options = own_options(reply.text[reply.after :]) if prose and not reply.cut else None
+    if options is None:
+        return _read_plainly(reply, question, prose)
+    text = reply.text[reply.after :]
+    if options.chosen is None:
+        return _read_plainly(CleanedReply(_blank(text, options.mentions)), question, prose)
+    return _read_chosen(text, options, question)
+
+
+def _read_chosen(text: str, options: Options, question: AnswerParser[T]) -> ParsedAnswer[T]:
+    """Return the answer of the option that the reply decides for, or a complete answer after all options.
+
+    Raises:
+        InvalidReply: the option is no answer, or a complete answer before or among the options contradicts it.
+    """
+    assert options.chosen is not None and options.decided is not None
+    rest = _blank(text, [*options.places, options.decided, *options.mentions])
+    found = _candidates(rest, question, False, faults := _Faults())
+    chosen = _decided(rest, [each for each in found if each.form == 2], question, faults)
+    if chosen is not None and chosen.start >= options.end:
+        return ParsedAnswer(chosen.answer, chosen.reasons or _around(text, chosen), chosen.kept)
+    answer = question.of_option(options.texts[options.chosen])
+    if answer is None:
+        raise InvalidReply(f"the option that the reply decides for is no {question.wanted}")
+    other = chosen is not None and not question.same(chosen.answer, answer)
+    if other or (
+        options.counted and not options.named and question.numbers_too(options.labels[options.chosen], answer)
+    ):
+        raise InvalidReply(f"it is not clear which {question.wanted} is meant")
+    return ParsedAnswer(answer, " ".join(text.split())[:REASONS])
+
+
+def _blank(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Return `text` with these spans blanked, line breaks kept."""
+    for start, end in spans:
+        blank = re.sub(r"[^\n]", " ", text[start:end])
+        text = f"{text[:start]}{blank}{text[end:]}"
+    return text
+
+
+def _read_plainly(reply: CleanedReply, question: AnswerParser[T], prose: bool) -> ParsedAnswer[T]:
+    text = reply.text
+    faults = _Faults()
+    found = _candidates(text, question, reply.cut, faults)
+    late = [each for each in found if each.end > reply.after]
+    chosen = _decided(text, late or found, question, faults)
+    if chosen is not None:
+        return ParsedAnswer(chosen.answer, chosen.reasons or _around(text, chosen), chosen.kept)
+    if prose and not faults.told and not faults.left_out and not reply.cut:
+        spoken = text[reply.after :] if text[reply.after :].strip() else text
+        answer = question.of_prose(plain(without_tags(spoken)))
+        if answer is not None:
+            return ParsedAnswer(answer, " ".join(spoken.split())[:REASONS])
+    raise InvalidReply(_complaint(text, question, faults))
+
+
+def _candidates(text: str, question: AnswerParser[T], cut: bool, faults: _Faults) -> list[CandidateAnswer[T]]:
+    """Return all possible answers in order, without quoted ones and examples."""
+    values = structures(unescaped(text), cut)
+    spoilt: list[tuple[int, int]] = []
+    found: list[CandidateAnswer[T]] = []
+    for each in values:
+        try:
+            answer = question.of_value(each.value)
+        except InvalidReply as fault:
+            if not quoted(text, each.start, each.end):
+                faults.told.append((each.start, str(fault)))
+            spoilt.append((each.start, each.end))
+            continue
+        if answer is not None:
+            bare = not isinstance(each.value, dict)
+            reasons = reasons_of(each.value, question.reasons)
+            candidate = CandidateAnswer(each.start, each.end, answer, reasons or "", form=1 if bare else 2)
+            candidate.kept = (question.kept and reasons_of(each.value, question.kept)) or ""
+            candidate.weak = reasons is not None and bool(_HOLLOW.match(reasons)) and reasons != ""
+            found.append(candidate)
+    inside = [(each.start, each.end) for each in found] + spoilt
+    for other in question.of_text(text, cut):
+        if not any(a <= other.start and other.end <= b for a, b in inside) and not _in_json(other, values):
+            if other.fault:
+                faults.told.append((other.start, other.fault))
+            else:
+                found.append(other)
+    found.sort(key=lambda each: (each.end, each.start))
+    said = [each for each in found if not quoted(text, each.start, each.end)]
+    kept = _without_examples(text, said, sorted(each.end for each in values), question, cut)
+    faults.left_out = len(kept) < len(found)
+    return kept
+
+
+def _in_json(candidate: CandidateAnswer[Any], values: Sequence[FoundValue]) -> bool:
+    """Return whether a candidate under a label overlaps a JSON object only in part; the object itself counts then."""
+    return any(
+        isinstance(each.value, dict)
+        and each.start < candidate.end
+        and candidate.start < each.end
+        and not (each.start <= candidate.start and candidate.end <= each.end)
+        and not (candidate.start <= each.start and each.end <= candidate.end)
+        for each in values
+    )
+
+
+def _without_examples(
+    text: str, found: list[CandidateAnswer[T]], ends: Sequence[int], question: AnswerParser[T], cut: bool
+) -> list[CandidateAnswer[T]]:
+    """Return the candidates that are neither examples nor answers to other questions; `ends` are ends of values."""
+    kept: list[CandidateAnswer[T]] = []
+    last = 0
+    for each in found:
+        at = bisect_right(ends, each.start)
+        before = text[
+            max(last if last <= each.start else 0, ends[at - 1] if at else 0, each.start - _BEFORE) : each.start
+        ]
+        last = each.end
+        mine = question.mine(text, each)
+        if mine is False:
+            continue
+        each.announced = mine is True
+        if cut and each.form == 1 and text[: each.start].strip():
+            continue
+        if only_told(before, text[each.end : each.end + 60]):
+            continue
+        kept.append(each)
+    if any(each.announced for each in kept):
+        kept = [each for each in kept if each.announced]
+    if any(each.form == 2 for each in kept):
+        kept = [each for each in kept if each.form == 2]
+    strong = [each for each in kept if not each.weak]
+    return strong or kept
+
+
+def _decided(
+    text: str, found: list[CandidateAnswer[T]], question: AnswerParser[T], faults: _Faults
+) -> CandidateAnswer[T] | None:
+    """Return the candidate that counts; None if there are no candidates.
+
+    Raises:
+        InvalidReply: there are different candidates without a decision, or an unusable one replaced the answer.
+    """
+    if not found:
+        return None
+    current, clash, last = found[0], False, found[0].end
+    for each in found[1:]:
+        between, last = text[last : each.start], max(last, each.end)
+        if _LATER.search(between) or (question.turn is not None and question.turn.search(between)):
+            break
+        if question.same(current.answer, each.answer):
+            if each.end > current.end and not (each.reasons == "" and current.reasons):
+                current = each
+        elif _DECISIVE.search(plain(between)) and not _ECHOES.search(text[each.end : each.end + 80]):
+            current, clash = each, False
+        else:
+            clash = True
+    if faults.told:
+        start, fault = faults.told[-1]
+        between = plain(text[max(current.end, start - 300) : start])
+        if _DECISIVE.search(between) and not (question.turn is not None and question.turn.search(between)):
+            raise InvalidReply(fault)  # an unusable answer replaced this one
+    if clash:
+        raise InvalidReply(
+            f"there are several different answers in the reply, and nothing says which counts; give one "
+            f"{question.wanted}"
+        )
+    return current
+
+
+def reasons_of(value: Any, names: Sequence[str], depth: int = 0) -> str | None:
+    """Return the first text in a value under one of `names`, at most three levels deep; None if there is none."""
+    if depth > 3 or not isinstance(value, dict | list):
+        return None
+    if isinstance(value, list):
+        return reasons_of(value[0], names, depth + 1) if len(value) == 1 else None
+    for key, inner in value.items():
+        if isinstance(inner, str) and "".join(c for c in key.casefold() if c.isalpha()) in names:
+            return inner
+    for inner in value.values():
+        if (found := reasons_of(inner, names, depth + 1)) is not None:
+            return found
+    return None
+
+
+def _around(text: str, chosen: CandidateAnswer[Any]) -> str:
+    """Return the text around an answer that holds no reasons itself."""
+    around = f"{text[: chosen.start].rstrip('*`#- ')}\n{text[chosen.end :]}".replace("```json", "").replace("```", "")
+    return around.strip(" \n*;")[:REASONS]
+
+
+def _complaint(text: str, question: AnswerParser[Any], faults: _Faults) -> str:
+    """Return what is wrong with a reply without an answer, and the position of its first JSON error."""
+    start = text.find("{")
+    missing = f"there is no {question.wanted} in the reply"
+    said = faults.told[-1][1] if faults.told else question.hint(text) or missing
+    if start < 0:
+        return f"{said}, and no JSON object" if said == missing else said
+    try:
+        json.JSONDecoder().raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        near = text[max(error.pos - 30, start) : error.pos + 10]
+        return f"{said}; its JSON breaks at line {error.lineno}, column {error.colno}, near {near!r}: {error.msg}"
+    except (RecursionError, ValueError):
+        return f"{said}; its JSON is nested too deep or holds a number too long"
+    return said

@@ -1,0 +1,334 @@
+"""Parser of one of several named actions in a reply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
+from llmrl.llms.reading.latex import untexed
+from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated, words
+from llmrl.llms.reading.non_answer_text import exemplary
+from llmrl.llms.reading.reply_cleaning import plain
+from llmrl.llms.reading.tables import tables
+from llmrl.llms.reading.word_lists import listed
+from llmrl.llms.structured import InvalidReply
+
+_KEYS, _WRAPPERS = listed("actions"), listed("wrappers")
+_OTHER_ACTIONS = ("last", "prev", "legal", "possible", "available", "alternative", "worst", "old", "rejected")
+_NUMBERED = re.compile(r"(?:(?:action|option|choice|move|number|no)\s*[:#]?\s*|#\s*)?\d{1,6}(?:\.0*)?", re.IGNORECASE)
+_NUMBER_SAID = re.compile(
+    r"\b(?:action|answer|decision|choice|option|move|number)\b[\s*_`#:=]{0,6}(?:is\s+)?\d", re.IGNORECASE
+)
+_TAKEN = re.compile(
+    r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?P<kind>(?:action|option|number|"
+    r"no\.?)\s*#?\s*)?"
+    r"(?P<said>\d{1,6}\b[^,;.\n]{0,60})",
+    re.IGNORECASE,
+)
+_BOXED = re.compile(r"\\boxed\{([^{}]{1,200})\}")
+_PREFIX = re.compile(
+    r"\A(?:(?:the|my|final|next|chosen|best|optimal) )*(?:action|answer|decision|choice|move)\s*(?:=|:|is\b)\s*",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"(?:(?<=[.!?;\n])|\A|(?<=\|))[ \t>*#_\-\u2022\d.)|]{0,20}(?P<label>(?:(?:so|therefore|thus|and)[, ]+)?(?:(?:the|"
+    r"my|final|next|chosen|selected|best|correct|own|corrected|current|recommended|optimal) ){0,3}"
+    r"(?:action|answer|decision|choice|move|command|output|selection|aktion|antwort|accion|acci\u00f3n|r\u00e9ponse|\u52a8\u4f5c|"
+    r"\u7b54\u6848|\u884c\u52a8))"
+    r"[ \t]*(?:[*_`]{0,3}[ \t]*(?:(?:is|ist|est|es|would be|will be|should be)\b[ \t]*:?|[:=\uff1a]|\u662f|->|=>|"
+    r"\u2192|"
+    r"[-\u2014](?=[ \t]))|"
+    r"[*_`]{0,3}[ \t]*\n)[ \t*_`:>]*(?:\n[ \t]*){0,2}(?=(?P<value>[^\n]{1,200}))",
+    re.IGNORECASE,
+)
+_CUE = re.compile(
+    r"\bi(?:'ll|'d| will| would|'m going to| am going to| choose| chose| pick| select| take| decide| opt| go| "
+    r"move| want to)\b"
+    r"|\bi (?:recommend|suggest|advise)\b|\bmy (?:action|choice|answer|move|decision|recommendation)\b|\b(?:best|"
+    r"next|right|optimal|chosen|correct|safest|final) "
+    r"(?:action|move|choice|option|step|decision)\b[^.]{0,40}?\b(?:is|would be|be)\b"
+    r"|\b(?:should|must|let's|let us|(?:it's|it is|is) time to)\b"
+    r"|\b(?:action|decision|answer)\b[^.]{0,10}?(?:\bis\b|:)|\u9009\u62e9|"
+    r"\u5e94\u8be5|\u51b3\u5b9a|\bich (?:w\u00e4hle|nehme|gehe|fahre|w\u00fcrde)\b|"
+    r"\bje (?:choisis|vais)\b|\b(?:elijo|voy a)\b",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(
+    r"[,;\n]|\.(?:\s|$)|[!?]|\bbecause\b|\bsince\b|\bbut\b|\bso that\b|\bin order\b|(?<!\bis )\bto (?=avoid|"
+    r"counter|get|"
+    r"reach|keep|prevent|escape|balance|catch|stop)|\baway from\b|\bas (?=the|"
+    r"it|i|we)|[\u3002\uff0c]"
+)
+_IF = re.compile(
+    r"\b(?:if|unless|whether|when|in case|depending|either|or|could|might|may|maybe|perhaps|can|try)\b|\u5982\u679c",
+    re.IGNORECASE,
+)
+
+
+_CONTRAST = re.compile(r"\b(?:rather than|instead of|as opposed to|and not|not)\b", re.IGNORECASE)
+_CLOSING = frozenset(
+    {
+        *("so", "therefore", "thus", "hence", "final", "finally", "ok", "okay", "well", "alright", "now", "again"),
+        *("me", "it", "is", "i", "ll", "my", "move", "go", "turn", "action", "answer", "choice", "decision", "please"),
+    }
+)
+"""Words without information beside the action in a last sentence."""
+_DOING = re.compile(
+    r"\b(?:recommend|suggest|advise|go with|going with|opt for|opting for|decide on|prefer)\b", re.IGNORECASE
+)
+_LEAD = re.compile(
+    r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
+    r"(?:my|this|the|final) (?:action|answer|choice|move|turn))|=>|->|\u21d2)\W*\Z|"
+    r"\bi (?:need|must|should|have to|want)\b[^.;:]{0,80}[:,]\W*\Z",
+    re.IGNORECASE,
+)
+"""Words before an action at the end of a sentence that decides for it."""
+_NOT_NOW = re.compile(
+    r"\b(?:after|once|later|eventually|afterwards|previously|earlier|normally|usually|otherwise|initially|at first|"
+    r"(?:last|previous|prior) (?:time|turn|step|action|move|answer))\b",
+    re.IGNORECASE,
+)
+_OTHERS_DO = re.compile(
+    r"\b(?:dealer|opponent|bank|house|he|she|they|others|passenger|players?)\s+(?:\w+\s+)?(?:must|should)\b",
+    re.IGNORECASE,
+)
+_STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
+_OF_ACTIONS = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
+_LAST_CLAUSE = re.compile(r"[,;]|[=\-]>|[:\uff1a]|\s[\u2013\u2014-]\s|\u21d2")
+
+
+class ChoiceParser(AnswerParser[int]):
+    """Parser of one of several actions, returned as its index from 0.
+
+    Args:
+        names: names of the actions.
+        described: description of each action.
+        numbered: whether replies name actions by their number.
+    """
+
+    wanted = "action"
+    turn = re.compile(
+        r"^[ \t*]*(?:next |new |then )?(?:observation|state)\b[^:\n]{0,20}:"
+        r"|\{\s*\"(?:observation|since_your_last_action)\"",
+        re.MULTILINE | re.IGNORECASE,
+    )
+
+    def __init__(self, names: Sequence[str], described: Sequence[str] = (), numbered: bool = False) -> None:
+        self.names = NameMatcher(names, described, numbered)
+
+    def of_value(self, value: Any) -> int | None:
+        return self._of(value, 0)
+
+    def chosen(self, answer: Any) -> int:
+        """Return the index of the action that the value of a reply's `action` means.
+
+        Raises:
+            InvalidReply: the value means no action, or is ambiguous.
+        """
+        found = self._meant(answer, 0)
+        if found is None:
+            raise InvalidReply(f"the action {repr(answer)[:60]} does not exist")
+        return found
+
+    def _of(self, value: Any, depth: int) -> int | None:
+        if depth > 5:
+            return None
+        if isinstance(value, list):
+            found = [self._of(item, depth + 1) for item in value if isinstance(item, dict | list)]
+            return _one(found)
+        if not isinstance(value, dict) or "properties" in value or "observation" in value:
+            return None
+        by_key = {letters(key): inner for key, inner in value.items()}
+        by_key = {key: inner for key, inner in by_key.items() if not key.startswith(_OTHER_ACTIONS)}
+        keys = (
+            [key for key in ("action",) if key in by_key]
+            or [key for key in _KEYS[1:6] if key in by_key]
+            or [
+                key
+                for key in by_key
+                if key in _KEYS or (key.startswith("action") and key != "actions") or key.endswith("action")
+            ]
+        )
+        if not keys and "actions" in by_key:
+            keys = ["actions"]
+        wrapped = [key for key in by_key if key in _WRAPPERS]
+        if keys:
+            beside = [
+                key
+                for key in ("actionname", "actionnumber", "actionindex", "actionid")
+                if key in by_key and key not in keys
+            ]
+            return _one([self.chosen_in(by_key[key], depth) for key in [*keys, *beside]])
+        flags = {key: inner for key, inner in by_key.items() if isinstance(inner, bool)}
+        true = [index for key, inner in flags.items() if inner and (index := self.names.exact(key)) is not None]
+        if len(true) == 1 and sum(flags.values()) == 1:
+            return true[0]
+        for key in wrapped:
+            if isinstance(by_key[key], dict | list) and (chosen := self._of(by_key[key], depth + 1)) is not None:
+                return chosen
+        if wrapped and isinstance(by_key.get("name"), str):
+            return self.names.exact(by_key["name"])
+        inner_found = [
+            chosen
+            for inner in value.values()
+            if isinstance(inner, dict | list) and (chosen := self._of(inner, depth + 1)) is not None
+        ]
+        return _one(inner_found)
+
+    def chosen_in(self, value: Any, depth: int = 0) -> int:
+        if isinstance(value, dict):
+            found = self._of(value, depth + 1)
+            if found is None:
+                found = _one(
+                    [self._meant(inner, depth) for inner in value.values() if isinstance(inner, str | int | float)]
+                )
+            if found is not None:
+                return found
+        return self.chosen(value)
+
+    def _meant(self, answer: Any, depth: int) -> int | None:
+        if isinstance(answer, bool) or answer is None or depth > 5:
+            return None
+        if isinstance(answer, int | float):
+            return self.names.number(answer) if abs(answer) < 1e6 else None
+        if isinstance(answer, str):
+            return self.names.meant(answer)
+        if isinstance(answer, list):
+            found = {self._meant(item, depth + 1) for item in answer}
+            return found.pop() if len(found) == 1 and len(answer) < 4 else None
+        return None
+
+    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[int]]:
+        text = untexed(plain(text))
+        stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
+        if len(stripped) <= 80 and not {"\n", "?"} & set(stripped) and (whole := self._whole(stripped)) is not None:
+            return [] if cut else [CandidateAnswer(0, len(text), whole, form=1)]
+        found = []
+        for match in _BOXED.finditer(text):
+            said = _PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
+            if (index := self._labelled(said)) is not None:
+                found.append(CandidateAnswer(match.start(), match.end(), index))
+        for match in _TAKEN.finditer(text):
+            said = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
+            if (match["kind"] or self.names.numbered) and (index := self.names.meant(said)) is not None:
+                found.append(CandidateAnswer(match.start(), match.end(), index, form=1))
+        for match in _LABEL.finditer(text):
+            said = _BOXED.sub(lambda boxed: f" {boxed[1]} ", match["value"]).replace("$", " ")
+            if cut and match.end("value") == len(text.rstrip()):
+                continue
+            if (index := self._labelled(said)) is not None:
+                sentence = re.search(r"[.!?;](?=\s)|\Z", match["value"])
+                assert sentence is not None
+                found.append(CandidateAnswer(match.start(), match.end() + sentence.start(), index))
+        return found
+
+    def of_prose(self, text: str) -> int | None:
+        # A number that was not understood may contradict the name beside it.
+        if REFUSAL.search(text) or _NUMBER_SAID.search(text):
+            return None
+        decided: list[int] = []
+        for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
+            open_ = exemplary(sentence)
+            for clause in _CLAUSE.split(sentence):
+                match = _CUE.search(clause)
+                if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
+                    kept = clause[: contrast.start()]
+                    clause = kept if self.names.mentions(kept[match.end() :]) else clause
+                open_ = open_ or bool(_IF.search(clause[: match.start()] if match else clause))
+                if _NOT_NOW.search(clause) or _OTHERS_DO.search(clause):
+                    continue
+                if match is None or open_ or negated(clause) or sentence.rstrip().endswith("?"):
+                    continue
+                mentioned = {i for _, _, i in self.names.mentions(clause[match.end() :])}
+                mentioned = mentioned or {i for _, _, i in self.names.mentions(clause[match.start() :])}
+                if not mentioned and _DOING.search(clause):
+                    mentioned = {i for _, _, i in self.names.mentions(self._infinitives(clause[match.end() :]))}
+                if len(mentioned) > 1 or (mentioned and _IF.search(clause[match.end() :])):
+                    return None
+                decided += mentioned
+        if not decided:
+            return self._in_closing(text)
+        return decided[-1] if len(set(decided)) == 1 else None
+
+    def _infinitives(self, clause: str) -> str:
+        """Replace `switching` by `switch` if that is a word of a name."""
+
+        def plainly(match: re.Match[str]) -> str:
+            stem = match[1]
+            known = [word for word in (stem, f"{stem}e", stem[:-1]) if self.names.knows(word)]
+            return known[0] if known else match[0]
+
+        return re.sub(r"\b(\w{2,20})ing\b", plainly, clause)
+
+    def _in_closing(self, text: str) -> int | None:
+        """Return the action if the last sentence consists of it alone: `Stick it is.`, `So now: move east.`; None if
+        another sentence does, too, as in a list of steps."""
+        sentences = [part.strip() for part in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[-200:]]
+        *before, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
+        if not last or last.endswith("?") or _IF.search(last) or _NOT_NOW.search(last) or len(last) > 200:
+            return None
+        delimiters = list(_LAST_CLAUSE.finditer(last))
+        if delimiters and not _LEAD.search(last[: delimiters[-1].end()]):
+            return None
+        clauses = _LAST_CLAUSE.split(last)
+        index = self._nothing_but(clauses[-1])
+        alone = {self._nothing_but(re.sub(r"^[\W\d_]+", "", part)) for part in before} - {None}
+        in_last = {self._nothing_but(part) for part in clauses} - {None}
+        return index if not alone and in_last == {index} else None
+
+    def _nothing_but(self, clause: str) -> int | None:
+        """Return the action if a clause consists of it and of words without information; else None."""
+        if negated(clause):
+            return None
+        mentioned = self.names.mentions(clause)
+        if len({i for _, _, i in mentioned}) != 1:
+            return None
+        rest = [w for w, a, b in words(clause) if not any(x <= a and b <= y for x, y, _ in mentioned)]
+        return mentioned[0][2] if all(w in _CLOSING for w in rest) else None
+
+    def _whole(self, text: str) -> int | None:
+        if "->" in text or (_STATEMENT.search(text) and not _OF_ACTIONS.search(text)):
+            return None
+        bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
+        return self.names.meant(bare)
+
+    def of_option(self, text: str) -> int | None:
+        """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
+        for table in tables(text):
+            column = table.column(("action", "move", "choice", "decision", "option"))
+            cells = table.rows[0][1:] if not column else table.rows[0][column : column + 1]
+            meant = {self.names.meant(cell) for cell in cells} - {None}
+            return meant.pop() if len(meant) == 1 else None
+        first = re.split(r"[.!?;](?=\s|\Z)|\n", re.sub(r"[*`\"]", "", text), maxsplit=1)[0]
+        clause = re.split(
+            r"\s[-\u2013\u2014]\s|[:(,]|\bto (?=\w)|\bwhich\b|\band\b|\bbecause\b|\bsince\b|\bas\b", first
+        )[0]
+        if _IF.search(first) or negated(clause):
+            return None
+        if (index := self.names.meant(clause)) is not None and not clause.strip().isdigit():
+            return index
+        mentioned = {i for _, _, i in self.names.mentions(clause)} or {i for _, _, i in self.names.mentions(first)}
+        if mentioned:
+            return mentioned.pop() if len(mentioned) == 1 else None
+        return super().of_option(text)
+
+    def numbers_too(self, label: str, answer: int) -> bool:
+        return self.names.numbered and self.names.number(float(label)) != answer
+
+    def _labelled(self, text: str) -> int | None:
+        text = re.sub(r"[*_`\"]", lambda m: " " if m[0] in '*`"' else m[0], text).strip()
+        return self.names.meant(text.strip(" ._|"))
+
+
+def _one(found: Sequence[int | None]) -> int | None:
+    """Return the only distinct value among those that are not None; None if there is none.
+
+    Raises:
+        InvalidReply: there are different values.
+    """
+    some = {each for each in found if each is not None}
+    if len(some) > 1:
+        raise InvalidReply("there are several different actions in the reply; give one")
+    return some.pop() if some else None

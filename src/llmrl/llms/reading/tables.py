@@ -1,0 +1,84 @@
+"""Parser of Markdown tables in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_ROW = re.compile(r"^[ \t>]*\|?[^\n|]*\|[^\n]*$", re.MULTILINE)
+_RULE = re.compile(r"[\s|:+\-=\u2014]+")
+MOST_ROWS = 500
+
+
+@dataclass(frozen=True)
+class Table:
+    """Markdown table.
+
+    Attributes:
+        start, end: span of the table in the text.
+        head: cells of the first row, without markup.
+        rows: cells of the other rows, without markup.
+        raw: unparsed lines, first that of the head.
+        places: start and end of each of `rows` in the text.
+        ruled: whether the table has a rule, as below a head.
+    """
+
+    start: int
+    end: int
+    head: list[str]
+    rows: list[list[str]]
+    raw: list[str]
+    places: list[tuple[int, int]]
+    ruled: bool
+
+    def column(self, names: Sequence[str]) -> int | None:
+        """Return the column with the first of the lower-case `names` among the heads, ignoring case; None if none."""
+        said = [cell.casefold() for cell in self.head]
+        return next((said.index(name) for name in names if name in said), None)
+
+    def alone(self, row: int) -> str:
+        """Return the text of the table with the head and one row only."""
+        return "\n".join([self.raw[0], re.sub(r"[^|]+", "---", self.raw[0]), self.raw[row + 1]])
+
+
+def tables(text: str) -> Iterator[Table]:
+    """Yield all tables in a text: two or more consecutive lines with vertical bars."""
+    block: list[re.Match[str]] = []
+    for row in [*_ROW.finditer(text), None]:
+        if block and (row is None or text[block[-1].end() : row.start()] != "\n" or len(block) > MOST_ROWS):
+            if (found := _table(block)) is not None:
+                yield found
+            block = []
+        if row is not None:
+            block.append(row)
+
+
+def without_tables(text: str) -> str:
+    """Return `text` with blanks in place of its tables."""
+    for table in tables(text):
+        text = f"{text[: table.start]}{' ' * (table.end - table.start)}{text[table.end :]}"
+    return text
+
+
+def _table(block: Sequence[re.Match[str]]) -> Table | None:
+    ruled = [bool(_RULE.fullmatch(row[0])) for row in block]
+    lines = [row for row, rule in zip(block, ruled, strict=True) if not rule]
+    if len(lines) < 2 or (not any(ruled) and not all(row[0].strip(" \t>").startswith("|") for row in lines)):
+        return None
+    cells = [_cells(row[0]) for row in lines]
+    return Table(
+        block[0].start(),
+        block[-1].end(),
+        cells[0],
+        cells[1:],
+        [row[0] for row in lines],
+        [(row.start(), row.end()) for row in lines[1:]],
+        any(ruled),
+    )
+
+
+def _cells(line: str) -> list[str]:
+    line = line.strip(" \t>").removeprefix("|")
+    line = line.removesuffix("|")
+    return [cell.strip(" *`\\_$") for cell in re.split(r"(?<!\\)\|", line)]

@@ -1,0 +1,95 @@
+"""Welfare and other summaries of episodes: a principal's objective, and the metrics reported beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.rollouts import Episode
+from llmrl.core.welfare_measures import MEASURES, Objective, SocietyEpisodes
+
+
+def measures(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, np.ndarray]:
+    """Return the welfare of each episode of a society by measure, each [n_episodes] float64.
+
+    The measures are all of `core.welfare_measures.MEASURES` that the episodes allow, and `objective`.
+
+    Raises:
+        ConfigError: a custom objective is not one number per episode, or cannot be computed from these episodes.
+    """
+    collected = SocietyEpisodes(
+        base=np.array([episode.base_returns for episode in episodes], dtype=np.float64),
+        returns=np.array([episode.returns for episode in episodes], dtype=np.float64),
+        gains=np.array([episode.gains for episode in episodes]),
+        gain_times=np.array([episode.gain_times for episode in episodes]),
+        metrics={name: np.array([e.summaries[name] for e in episodes]) for name in _metrics(episodes)},
+    )
+    found = {each.name: each.of(collected) for each in MEASURES}
+    if objective is not None and objective.name not in found:
+        found[objective.name] = _of_ones_own(objective, collected)
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _metrics(episodes: Sequence[Episode]) -> list[str]:
+    return list(episodes[0].summaries) if episodes else []
+
+
+def _of_ones_own(objective: Objective, collected: SocietyEpisodes) -> np.ndarray:
+    found = objective.of(collected)
+    if found is None:
+        raise ConfigError(f"these games do not tell the objective {objective.name}")
+    values = np.asarray(found, dtype=np.float64)
+    if values.shape != collected.base.shape[:1]:
+        raise ConfigError(
+            f"the objective {objective.name} is one number for each of {len(collected.base)} episodes; its function "
+            f"gave an array of shape {values.shape}"
+        )
+    return values
+
+
+def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+    """Return a principal's objective in each episode, [n_episodes]: a measure - `spending_cost` * spending."""
+    return judged(measures(episodes, objective), objective, spending_cost)
+
+
+def judged(found: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+    """Return `episode_welfare` for computed `measures`."""
+    scores: np.ndarray = found[objective.name]
+    return scores - spending_cost * found["spending"] if spending_cost else scores
+
+
+def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
+    """Return means over episodes of returns, length and environment metrics as `prefix/name`; {} without episodes.
+
+    Episodes in which a metric is NaN (undefined) are left out of its mean.
+    """
+    if not episodes:
+        return {}
+    metrics = {
+        f"{prefix}/return": float(np.mean([e.returns.mean() for e in episodes])),
+        f"{prefix}/base_return": float(np.mean([e.base_returns.mean() for e in episodes])),
+        f"{prefix}/length": float(np.mean([e.length for e in episodes])),
+    }
+    for name in episodes[0].summaries:
+        known = [e.summaries[name] for e in episodes if not np.isnan(e.summaries[name])]
+        if known:
+            metrics[f"{prefix}/{name}"] = float(np.mean(known))
+    return metrics
+
+
+def summarize_welfare(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, float]:
+    """Return means over episodes of every welfare measure and of `objective` as `welfare/name`; {} without episodes."""
+    if not episodes:
+        return {}
+    return {f"welfare/{name}": float(values.mean()) for name, values in measures(episodes, objective).items()}
+
+
+def summarize_evaluation(episodes: Sequence[Episode], objective: Objective, spending_cost: float) -> dict[str, float]:
+    """Return means over the episodes of an evaluation: `evaluation/...`, with the objective, and `welfare/...`."""
+    return {
+        **summarize(episodes, "evaluation"),
+        **summarize_welfare(episodes, objective),
+        "evaluation/objective": float(episode_welfare(episodes, objective, spending_cost).mean()),
+    }

@@ -1,0 +1,108 @@
+"""Files of a run folder besides its metrics: the config, the saved state, backups and leftovers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.records import State
+from llmrl.run import ownership, queued, status
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.files import write_atomic
+from llmrl.run.tensorboard_file import PATTERN
+
+log = logging.getLogger(__name__)
+
+CONFIG_NAME = "config.yaml"
+TRUSTED_KEY = "trusted_modules"
+RESULTS_NAME = "results.json"
+"""File with the measurements of the final episodes, with standard errors."""
+SUMMARY_NAME = "summary.json"
+RESULT_EPISODES = "result_episodes"
+"""Entry of the summary: the values of the final episodes of each society. The run's result is the mean over societies
+of the mean over their episodes."""
+PROBES_NAME = "probes.json"
+"""File with the situations whose action probabilities are among the metrics."""
+PARTIAL_BACKUP = "backup.partial"
+RUN_KEY = "run"
+"""Entry of a saved state that belongs to the run itself; the rest is the loop's."""
+
+
+def save_config(path: Path, config: dict[str, Any]) -> None:
+    """Write a resolved config as YAML, atomically. `trusted_modules` is left out: trust cannot come from a file."""
+    from omegaconf import OmegaConf
+
+    kept = {key: value for key, value in config.items() if key != TRUSTED_KEY}
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(kept)))
+
+
+def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
+    """Return the config of a run folder as plain data; interpolations in it are not resolved.
+
+    Args:
+        folder: run folder.
+        trusted: modules that the caller trusts, for `trusted_modules`; the value in the file is ignored.
+
+    Raises:
+        RunFolderError: there is no config, or it cannot be read.
+    """
+    import yaml
+
+    path = folder / CONFIG_NAME
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        first = " ".join(str(error).split())
+        raise RunFolderError(f"{path} cannot be read ({first}); start this run by its command") from error
+    if not isinstance(config, dict) or not config:
+        raise RunFolderError(f"{path} holds no configuration; start this run by its command")
+    return {**{str(key): value for key, value in config.items()}, TRUSTED_KEY: list(trusted)}
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove half-written files of a killed attempt, but not those that a process may be using to check the owner."""
+    for path in folder.glob(".*.tmp"):
+        if not path.name.startswith((".clock", ".owner")):
+            path.unlink(missing_ok=True)
+
+
+def saved_state(folder: Path) -> tuple[int, State]:
+    """Return the newest intact checkpoint of a run folder: iterations done, and the loop's state plus `RUN_KEY`.
+
+    Raises:
+        CheckpointError: `folder` is not a run folder, or has no checkpoint that can be read.
+    """
+    if not (folder / CONFIG_NAME).is_file():
+        raise CheckpointError(f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/s0")
+    newest = CheckpointStore(folder / "checkpoints").load_newest()
+    if newest is None:
+        raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
+    return newest
+
+
+def set_aside(folder: Path) -> None:
+    """Move the content of a run folder into `backup_<n>/` inside it, except the files of its owner and its launcher.
+
+    Done in two steps: if the process is killed between them, the next attempt completes the move.
+    """
+    partial = folder / PARTIAL_BACKUP
+    content = [
+        path
+        for path in folder.iterdir()
+        if path.name not in (ownership.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP)
+        and not path.name.startswith(("backup_", "."))
+    ]
+    if all(path.name == CONFIG_NAME for path in content) and not partial.exists():
+        return  # there is nothing, or only the config that a launcher wrote
+    partial.mkdir(exist_ok=True)
+    # The status goes last: while it is there, a finished run still counts as finished.
+    for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):
+        # TensorBoard searches all folders; under another name it does not list the old curves as one more run.
+        name = path.name.replace("tfevents", "tensorboard") if path.match(PATTERN) else path.name
+        path.rename(partial / name)
+    number = 1 + max((int(p.name[7:]) for p in folder.glob("backup_*") if p.name[7:].isdecimal()), default=0)
+    partial.rename(folder / f"backup_{number}")
+    log.info("moved the earlier content of %s to backup_%d", folder, number)

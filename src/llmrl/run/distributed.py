@@ -1,0 +1,138 @@
+"""A run that several processes compute together: the first owns its folder, the others follow and leave no trace."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.processes import ProcessGroup
+from llmrl.core.records import State
+from llmrl.run import ownership, queued, status
+from llmrl.run.artifacts import RUN_KEY
+from llmrl.run.checkpoints import CheckpointStore
+from llmrl.run.config_hash import config_hash
+from llmrl.run.log_file import FILE_NAME as LOG_NAME
+from llmrl.run.metrics import MetricLog
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.provenance import FILE_NAME as PROVENANCE_NAME
+from llmrl.run.run import Run
+from llmrl.run.signals import StopFlag
+from llmrl.run.sinks.sink import FOLDER as SINKS_FOLDER
+from llmrl.run.tensorboard_file import PATTERN
+
+_CHECKPOINTS = "checkpoints"
+_NOT_MIRRORED = (
+    *(_CHECKPOINTS, LOG_NAME, PROVENANCE_NAME, ownership.FILE_NAME, queued.FILE_NAME, status.FILE_NAME),
+    SINKS_FOLDER,
+)
+
+
+def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, first: Callable[[], Run]) -> Run:
+    """Open a run by the first of the `processes`; the others get a `Worker` of it, and tell its sinks nothing.
+
+    Args:
+        processes: that compute the run together.
+        config, seed: of the run.
+        first: `Run.open` of it, which is called by the first process alone.
+
+    Raises:
+        RunFolderError, CheckpointError: as `Run.open`.
+        ConfigError: the processes were started with different configs.
+        ProcessesError: the first one could not open it.
+    """
+    run: Run
+    if not processes.is_main:
+        run = Worker(processes)
+        run.digest = config_hash(config)
+    else:
+        run = first()
+        run.processes = processes
+    if processes.world_size == 1:
+        return run
+    try:
+        opened = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, run.digest))
+        if len({digest for *_, digest in opened}) > 1:
+            raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
+        if isinstance(run, Worker):
+            folder, run.state, run.iteration, run.result, _ = opened[0]
+            run.config, run.seed = dict(config), seed
+            if not run.finished:
+                run.follow(Path(folder))
+        # Until all have read it, the first one must not go on to change it.
+        processes.barrier()
+    except BaseException as error:
+        run.__exit__(type(error), error, None)
+        raise
+    return run
+
+
+class Worker(Run):
+    """A run that another process of it writes down. What this one's loop writes goes to a temporary folder, which
+    begins as a copy of the run's, as far as a loop reads it, and is gone at the end."""
+
+    def __init__(self, processes: ProcessGroup) -> None:
+        super().__init__()
+        # What is worth a warning is found by all, and told by the first.
+        logging.getLogger("llmrl").setLevel(logging.ERROR)
+        self.processes = processes
+        # It says nothing, and is not interrupted: the first one would lose it, and decides for all.
+        self.stop = StopFlag()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def follow(self, folder: Path) -> None:
+        """Be where the run in `folder`, just opened by the first process, is.
+
+        Raises:
+            CheckpointError: the checkpoint it goes on from cannot be read here.
+        """
+        self._temporary = tempfile.TemporaryDirectory(prefix=f"llmrl-process{self.processes.rank}-")
+        self.folder = Path(self._temporary.name)
+        lines = 0
+        if self.state == "resumed":
+            store = CheckpointStore(folder / _CHECKPOINTS, config_hash=self.digest)
+            _, self.restored = store.load(store.path(self.iteration))
+            lines = self.restored.pop(RUN_KEY)["metrics_lines"]
+            _mirror(folder, self.folder)
+        self.metrics = MetricLog(self.folder, lines=lines)
+
+    def checkpoint(self, iteration: int, state: State) -> Path:
+        """Nothing: the first process saves, with the state that it has as well."""
+        return self.folder
+
+    def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressBar:
+        return ProgressBar(total, unit, description, done=done, terminal=False)
+
+    def _finish(self) -> None:
+        self.metrics.close()
+
+    def _fail(self, error: BaseException) -> None:
+        if hasattr(self, "metrics"):
+            self.metrics.close()
+
+    def _release(self) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _mirror(folder: Path, to: Path) -> None:
+    """Copy what a loop has written into a run folder, and goes on writing. Arrays, which are large and never changed,
+    are linked."""
+    for path in folder.iterdir():
+        if path.name in _NOT_MIRRORED or path.name.startswith((".", "backup", "code-")) or path.match(PATTERN):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, to / path.name, copy_function=_copied)
+        else:
+            shutil.copy2(path, to / path.name)
+
+
+def _copied(source: str, destination: str) -> None:
+    if source.endswith(".npz"):
+        Path(destination).symlink_to(Path(source).absolute())
+    else:
+        shutil.copy2(source, destination)

@@ -1,0 +1,191 @@
+"""Files of played episodes: written during play, and cut back to the checkpoint when a run resumes.
+
+episodes.jsonl                  one line for each finished episode
+episodes/<k>/replies.jsonl      one line for each step and player: observation, reflection, action, reward, ...
+episodes/<k>/frames/<i>.png     frames of a video, kept until the end of the run, because a kill may reopen its episode
+episodes/<k>/episode.gif, .mp4  the video
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.atomic_files import why
+from llmrl.core.errors import RunFolderError
+from llmrl.core.frames import save_video
+from llmrl.core.records import State
+from llmrl.core.secrets import redact_all
+from llmrl.run.files import read_lines
+
+EPISODES = "episodes.jsonl"
+FOLDER = "episodes"
+REPLIES = "replies.jsonl"
+FILM = "episode/film"
+"""Tag of videos in sinks."""
+FILM_COLUMN = 520
+"""Width of the text column at the right of each video frame, pixels."""
+
+
+class EpisodeFiles:
+    """The files of a run's episodes.
+
+    Args:
+        folder: run folder.
+        state: `state_dict()` at the resumed checkpoint; what was written later is removed. None: a new run.
+
+    Attributes:
+        finished: lines of the finished episodes before the first unfinished one, in order; later lines wait for it.
+
+    Raises:
+        RunFolderError: the files cannot be written, or are shorter than at the checkpoint.
+    """
+
+    def __init__(self, folder: Path, state: State | None) -> None:
+        self._list, self._folder = folder / EPISODES, folder / FOLDER
+        self._open: dict[int, dict[str, int]] = {}
+        self.finished: list[dict[str, Any]] = []
+        self._waiting: dict[int, tuple[dict[str, Any], float | None]] = {}
+        try:
+            self._cut_back({"bytes": 0, "open": [], "waiting": []} if state is None else state)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
+
+    def step(self, episode: int, line: Mapping[str, Any]) -> None:
+        """Append one player's step of an episode."""
+        _append(self._folder / str(episode) / REPLIES, line)
+
+    def frame(self, episode: int, picture: np.ndarray) -> None:
+        """Write the next frame of an episode's video, [height, width, 3] uint8."""
+        from PIL import Image
+
+        counts = self._open.setdefault(episode, {"frames": 0})
+        path = self._folder / str(episode) / "frames" / f"{counts['frames']:06d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Little compression is fast, and the files are removed soon.
+        Image.fromarray(picture).save(path, compress_level=1)
+        counts["frames"] += 1
+
+    def end(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
+        """Record the end of an episode, and make its video if it has frames, with `fps` frames per second (None: no
+        video)."""
+        self._waiting[episode] = dict(line), fps
+        while (k := len(self.finished)) in self._waiting:
+            line, fps = self._waiting.pop(k)
+            frames = sorted((self._folder / str(k) / "frames").glob("*.png"))
+            if frames and fps is not None:
+                save_video(frames, self._folder / str(k), "episode", fps)
+            self._open.pop(k, None)
+            _append(self._list, line)
+            self.finished.append(dict(line))
+
+    def film(self, episode: int) -> Path:
+        """Return where the video of an episode is, if there is one."""
+        return self._folder / str(episode) / "episode.gif"
+
+    def close(self) -> None:
+        """Remove the frames of finished videos, at the end of the run."""
+        for line in self.finished:
+            shutil.rmtree(self._folder / str(line["episode"]) / "frames", ignore_errors=True)
+
+    def state_dict(self) -> State:
+        """Return the lengths of the files, for a checkpoint."""
+        folders = [] if not self._folder.is_dir() else sorted(int(p.name) for p in self._folder.iterdir())
+        over = {line["episode"] for line in self.finished}
+        return {
+            "bytes": _size(self._list),
+            "open": [
+                [k, _size(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
+                for k in folders
+                if k not in over
+            ],
+            "waiting": [[k, dict(line), fps] for k, (line, fps) in self._waiting.items()],
+        }
+
+    def _cut_back(self, state: State) -> None:
+        _truncate(self._list, state["bytes"])
+        self.finished = read_lines(self._list)
+        over = {line["episode"] for line in self.finished}
+        self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
+        standing = {int(k): (int(size), int(frames)) for k, size, frames in state["open"]}
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            k = int(path.name)
+            if k in over:
+                shutil.rmtree(path / "frames", ignore_errors=True)
+                continue
+            if k not in standing:
+                shutil.rmtree(path)
+                continue
+            size, frames = standing[k]
+            _truncate(path / REPLIES, size)
+            for picture in (path / "frames").glob("*.png"):
+                if int(picture.stem) >= frames:
+                    picture.unlink()
+            for film in path.glob("episode.*"):
+                film.unlink()
+            self._open[k] = {"frames": frames}
+
+
+class KeptEpisodes:
+    """The episode files of a run that no process works on, for reading only.
+
+    Args:
+        folder: run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+        self.finished = read_lines(folder / EPISODES)
+
+    def film(self, episode: int) -> Path:
+        """Return where the video of an episode is, if there is one."""
+        return self._folder / str(episode) / "episode.gif"
+
+
+class EpisodeVideos:
+    """A function for the GIF videos of the episodes that ended since the previous row of metrics.
+
+    Call it once for each row, in order: a row counts the finished `episodes`.
+    """
+
+    def __init__(self, files: EpisodeFiles | KeptEpisodes) -> None:
+        self._files, self._shown = files, 0
+
+    def __call__(self, line: Mapping[str, Any]) -> list[Path]:
+        """Return the videos for a row of `metrics.jsonl`."""
+        over = line.get("episodes", self._shown)
+        ended, self._shown = self._files.finished[self._shown : over], over
+        videos = [self._files.film(each["episode"]) for each in ended]
+        return [film for film in videos if film.is_file()]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _truncate(path: Path, size: int) -> None:
+    if _size(path) < size:
+        raise RunFolderError(
+            f"{path} is shorter than at the checkpoint: the file has been cut or replaced. Start this run anew with "
+            "rerun=true, which moves the old content aside."
+        )
+    if path.exists():
+        os.truncate(path, size)
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    """Append a line in one write, so that a kill leaves at most one incomplete line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)

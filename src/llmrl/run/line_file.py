@@ -1,0 +1,98 @@
+"""Files that a run appends lines to, and that a resume cuts back to their length at the checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from llmrl.core.atomic_files import why
+from llmrl.core.errors import RunFolderError
+from llmrl.core.secrets import redact
+
+log = logging.getLogger(__name__)
+
+
+class LineFile:
+    """A writer that appends UTF-8 lines to a file.
+
+    Args:
+        path: file; it need not exist.
+        lines: number of lines to which the file is cut first: `position()` at the resumed checkpoint, or 0.
+
+    Raises:
+        RunFolderError: the file has fewer lines, or cannot be written.
+    """
+
+    def __init__(self, path: Path, lines: int = 0) -> None:
+        try:
+            self._file = path.open("ab")
+            whole = path.read_bytes().split(b"\n")[:-1]
+            if len(whole) < lines:
+                raise RunFolderError(
+                    f"{path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
+                    "or replaced. Start this run anew with rerun=true, which moves the old content aside."
+                )
+            if len(whole) > lines:
+                log.info("%s: dropping %d lines written after the checkpoint", path, len(whole) - lines)
+            self._file.truncate(sum(len(line) + 1 for line in whole[:lines]))
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+        self._lines, self._path = lines, path
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Append lines, given without line feeds, with secrets redacted.
+
+        Raises:
+            RunFolderError: the file cannot be written.
+        """
+        written = list(lines)
+        data = redact("".join(f"{line}\n" for line in written)).encode("utf-8", "replace")
+        try:
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._path}: {why(self._path, error)}") from error
+        self._lines += len(written)
+        self._size += len(data)
+
+    def position(self) -> int:
+        """Sync the file to disk and return its number of lines, which a checkpoint stores as the place to resume from.
+
+        Raises:
+            RunFolderError: the file has been changed, see `check`.
+        """
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self.check()
+        return self._lines
+
+    def check(self) -> None:
+        """Raise RunFolderError if the file was removed or replaced, or has another size than was written."""
+        try:
+            found, ours = self._path.stat(), os.fstat(self._file.fileno())
+        except OSError as error:
+            raise self._meddled(f"is not there any more ({error.strerror})") from error
+        if not os.path.samestat(found, ours):
+            raise self._meddled("is another file now")
+        if found.st_size != self._size:
+            raise self._meddled(f"has {found.st_size} bytes, and {self._size} were written")
+
+    def _meddled(self, how: str) -> RunFolderError:
+        return RunFolderError(
+            f"{self._path} {how}: somebody removed, replaced or changed it while the run went on, so what was measured "
+            "is lost. Start this run anew with rerun=true, which moves the old content aside"
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Close the file; lines that a full disk did not take are lost, as `write` has reported."""
+        with contextlib.suppress(OSError):
+            self._file.close()

@@ -1,0 +1,288 @@
+"""Ownership of run folders: one process for each, without file locks, which not all cluster file systems support.
+
+The process that works on a folder keeps a file `owner.json` in it, made with O_CREAT | O_EXCL, and touches it
+every half minute. A process that finds the file of another owner decides whether that owner is alive:
+
+- on the same machine: by whether that process exists, so that a killed run can be resumed at once;
+- in the same scheduler job, requeued: the earlier start cannot be alive;
+- otherwise: by the age of the last touch, measured with the file system's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmrl.core.atomic_files import remove
+from llmrl.core.errors import RunFolderError, RunInUse
+from llmrl.core.plain_data import parse_record, read_object
+from llmrl.run.folder import unwritable
+from llmrl.run.heartbeat import STALE_AFTER_S, Heartbeat
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "owner.json"
+JOB_ID = "LLMRL_JOB_ID"
+"""Environment variable with the id of a process's scheduler job, for schedulers other than SLURM."""
+_EMPTY_GRACE_S = 2.0
+"""Seconds after which an empty owner file counts as left by a process that died between creating and writing it."""
+
+_released = threading.Condition()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that works on a run folder. `machine` identifies host, boot and container; `pid` is unique in it."""
+
+    host: str
+    machine: str
+    pid: int
+    process_start: str
+    attempt: int
+    job_id: str
+    restarts: int
+    token: str
+
+    @staticmethod
+    def this_process(attempt: int) -> Owner:
+        pid = os.getpid()
+        return Owner(
+            host=socket.gethostname(),
+            machine=this_machine(),
+            pid=pid,
+            process_start=process_start(pid) or "",
+            attempt=attempt,
+            job_id=job_id(),
+            restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+            token=uuid.uuid4().hex,
+        )
+
+    def __str__(self) -> str:
+        job = f", job {self.job_id}" if self.job_id else ""
+        return f"process {self.pid} on {self.host}{job}"
+
+
+class Ownership:
+    """Ownership of a run folder by this process, from construction until `release`.
+
+    Args:
+        folder: run folder.
+        attempt: number of the run's attempt.
+        stale_after_s: seconds after the last touch at which an owner on another machine counts as dead.
+        anew: whether the run starts anew; an owner file that cannot be read is then moved aside.
+
+    Raises:
+        RunInUse: another live process owns the folder.
+        RunFolderError: the folder cannot be written, or its owner file cannot be read.
+    """
+
+    def __init__(
+        self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S, anew: bool = False
+    ) -> None:
+        self.folder, self._anew = folder, anew
+        self.owner = Owner.this_process(attempt)
+        self._path = folder / FILE_NAME
+        self._stale_after_s = stale_after_s
+        self._acquire()
+        self._heartbeat = Heartbeat(self._path, still=lambda: self.held)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still owns the folder; another machine may take it over after a long suspension."""
+        try:
+            current = read_owner(self.folder)
+        except RunFolderError as error:
+            log.error("%s", error)
+            return False
+        return current is not None and current.token == self.owner.token
+
+    def release(self) -> None:
+        """Release the folder; in a forked child, or if the folder has been taken over, the owner file is kept."""
+        self._heartbeat.stop()
+        if os.getpid() == self.owner.pid and self.held:
+            self._path.unlink(missing_ok=True)
+            # With a timeout: at a forced end of the process, the thread that holds the lock may be stuck.
+            if _released.acquire(timeout=1.0):
+                _released.notify_all()
+                _released.release()
+
+    def _acquire(self) -> None:
+        for _ in range(100):
+            try:
+                descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                self._clear_stale()
+                continue
+            except OSError as error:
+                raise unwritable(self.folder, error) from error
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    json.dump(asdict(self.owner), file)
+            except OSError as error:
+                remove(self._path)  # an empty one would be in the way of the next process
+                raise unwritable(self.folder, error) from error
+            return
+        raise RunFolderError(f"{self.folder} is being claimed by several processes at once; start this one again")
+
+    def _clear_stale(self) -> None:
+        """Remove the owner file of a dead process; wait briefly if that is uncertain; raise if the folder is in use."""
+        try:
+            current = read_owner(self.folder)
+        except RunFolderError:
+            self._move_unreadable()
+            return
+        if current is None:
+            age = _age(self._path)
+            if age is None:
+                return
+            if age < _EMPTY_GRACE_S:
+                time.sleep(0.05)
+                return
+        elif is_alive(current, self._path, self._stale_after_s):
+            raise RunInUse(
+                f"{self.folder} is in use by {current}. Wait for it or stop it. If that machine died, the folder is "
+                f"free {self._stale_after_s / 60:g} minutes after its last sign of life (or delete {self._path.name})."
+            )
+        # Rename before removing: of several processes that found the same stale file, only one can move it. If it has
+        # moved a newer file instead, it notices that and puts it back.
+        aside = self._path.with_name(f".{FILE_NAME}.{self.owner.token}.tmp")
+        try:
+            self._path.rename(aside)
+        except FileNotFoundError:
+            return
+        try:
+            moved = _parse(aside)
+        except RunFolderError:
+            moved = None
+        if moved is not None and (current is None or moved.token != current.token) and not self._path.exists():
+            aside.rename(self._path)
+            return
+        aside.unlink(missing_ok=True)
+        log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
+
+    def _move_unreadable(self) -> None:
+        """Move an unreadable owner file aside if the run starts anew, else raise RunFolderError; wait briefly instead
+        if the file may still be being written."""
+        age = _age(self._path)
+        if age is None or age < _EMPTY_GRACE_S:
+            time.sleep(0.05)
+            return
+        if not self._anew:
+            read_owner(self.folder)  # raises, or has been written meanwhile
+            return
+        try:
+            self._path.rename(self.folder / f"unreadable-{self.owner.token}-{FILE_NAME}")
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+        log.warning("%s did not tell who works on the folder, and is moved aside", self._path)
+
+
+def wait_for_release(at_most_s: float) -> None:
+    """Wait until this process releases a folder, at most `at_most_s` seconds: another process may release one, too."""
+    with _released:
+        _released.wait(at_most_s)
+
+
+def in_use(folder: Path) -> bool:
+    """Return whether a live process owns `folder`.
+
+    Raises:
+        RunFolderError: as `read_owner`.
+    """
+    owner = read_owner(folder)
+    return owner is not None and is_alive(owner, folder / FILE_NAME)
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Return the owner of `folder`, dead or alive; None without one (or if the file is just being written).
+
+    Raises:
+        RunFolderError: the owner file is not a valid record.
+    """
+    return _parse(folder / FILE_NAME)
+
+
+def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> bool:
+    """Return whether `owner`, read from the owner file `path`, is alive; see the head of this module."""
+    if owner.machine == this_machine():
+        return process_start(owner.pid) == owner.process_start
+    if owner.job_id and owner.job_id == job_id() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts:
+        return False
+    age = _age(path)
+    return age is not None and age < stale_after_s
+
+
+def process_exists(machine: str, pid: int, start: str) -> bool:
+    """Return whether that process is running on this machine; always False for one of another machine."""
+    return machine == this_machine() and process_start(pid) == start
+
+
+def job_id() -> str:
+    """Return the id of this process's scheduler job, `123`, or `123_4` in a SLURM job array; empty without one.
+    Backends of other schedulers set it in `LLMRL_JOB_ID`."""
+    if own := os.environ.get(JOB_ID):
+        return own
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+
+
+def _parse(path: Path) -> Owner | None:
+    try:
+        if path.is_file() and path.stat().st_size == 0:
+            return None
+        return parse_record(Owner, read_object(path))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunFolderError(
+            f"{path} does not tell who works on this folder ({error}). If nobody does, delete that file and repeat the "
+            "command, or start the run anew with rerun=true, which moves the old content aside"
+        ) from error
+
+
+def this_machine() -> str:
+    """Return an identifier of this host, boot and container, within which process ids are unique."""
+    parts = [socket.gethostname()]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if boot.exists():
+        parts += [boot.read_text().strip(), Path("/proc/self/ns/pid").readlink().name]
+    return " ".join(parts)
+
+
+def process_start(pid: int) -> str | None:
+    """Return the start time of process `pid`, in clock ticks since boot (empty outside Linux); None if it is gone."""
+    if not Path("/proc/self/stat").exists():  # not Linux: existence is all that can be known
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return ""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]  # a zombie has ended, but its parent has not waited for it
+
+
+def _age(path: Path) -> float | None:
+    """Return the seconds since `path` was touched, by the clock of its file system; None if it does not exist."""
+    probe = path.with_name(f".clock.{uuid.uuid4().hex}.tmp")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+        return now - path.lstat().st_mtime
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unwritable(path.parent, error) from error
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,0 +1,250 @@
+"""How far a run is: a bar on a terminal or in a notebook, a log line now and then otherwise, and always numbers for
+`status.json`. Runs of one process are shown together (`llmrl.run.progress_rows`)."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from llmrl.core.printable import printable
+from llmrl.run import status
+from llmrl.run.log_file import files_here
+from llmrl.run.progress_rows import DisplayRow, row_here
+
+if TYPE_CHECKING:
+    import rich.progress
+
+    from llmrl.run.bars import Bars
+
+log = logging.getLogger(__name__)
+
+MOST_TOLD = 80
+"""Letters of a proposal that are shown."""
+
+
+class ProgressBar:
+    """Counts `done` of `total` `unit`s.
+
+    Args:
+        total: where `done` will end; None if unknown.
+        unit: what is counted, e.g. `steps`.
+        description: what is being done, e.g. `train`.
+        done: where counting starts (a resumed run does not start at zero).
+        report: called with the numbers at most every `report_every_s` seconds, and at the end.
+        log_every_s: seconds between log lines where there is neither terminal nor notebook.
+        terminal: whether to draw a bar; None: if standard error is a terminal.
+    """
+
+    def __init__(
+        self,
+        total: float | None,
+        unit: str,
+        description: str,
+        done: float = 0,
+        report: Callable[[status.RunProgress], None] | None = None,
+        report_every_s: float = 5.0,
+        log_every_s: float = 60.0,
+        terminal: bool | None = None,
+    ) -> None:
+        self.numbers = status.RunProgress(done=done, total=total, unit=unit)
+        self._description = description
+        self._report = report
+        self._report_every_s = report_every_s
+        self._log_every_s = log_every_s
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._bar: Bars | None = None
+        self._task: rich.progress.TaskID | None = None
+        self._line: NotebookLine | None = None
+        self._row: DisplayRow | None = None
+        self._files = files_here()
+        self._first_done = done
+        self._first_time = self._last_report = self._last_log = time.monotonic()
+
+    def __enter__(self) -> ProgressBar:
+        self._first_time = self._last_report = self._last_log = time.monotonic()
+        self._row, self._files = row_here(), files_here()
+        if self._row is not None:
+            self._show()
+        elif self._terminal:
+            self._open_bar()
+        elif in_notebook():
+            self._line = NotebookLine(str(self), self._share)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._log()
+        if self._line is not None:
+            self._line.update(str(self), self._share)
+        if self._report is not None:
+            self._report(self.numbers)
+
+    def update(self, done: float) -> None:
+        """Say that `done` units are done; cheap enough for every step."""
+        now = time.monotonic()
+        numbers = self.numbers
+        numbers.done = done
+        elapsed = now - self._first_time
+        if elapsed > 0 and done > self._first_done:
+            numbers.steps_per_second = (done - self._first_done) / elapsed
+            if numbers.total is not None:
+                numbers.eta_s = max(numbers.total - done, 0) / numbers.steps_per_second
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, speed=self._speed(), news=printable(numbers.news))
+        elif self._line is not None:
+            if self._line.due:
+                self._line.update(str(self), self._share)
+        elif now - self._last_log >= self._log_every_s:
+            self._last_log = now
+            self._log()
+        if self._row is not None:
+            self._show()
+        if self._report is not None and now - self._last_report >= self._report_every_s:
+            self._last_report = now
+            self._report(numbers)
+
+    def advance(self, units: float) -> None:
+        """Say that so many more are done."""
+        self.update(self.numbers.done + units)
+
+    def tell(self, value: float, proposed: str = "") -> None:
+        """Say what was reached last, and what was proposed for it: it stands beside the numbers from then on."""
+        self.numbers.value, self.numbers.proposed = value, shortened(proposed)
+        self.update(self.numbers.done)
+
+    def say(self, text: str) -> None:
+        """A line of news: above the bar on a terminal, below the cell in a notebook, a log line otherwise."""
+        if self._bar is not None:
+            line = printable(text)
+            self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        else:
+            log.info("%s", text)
+            if self._line is not None:
+                sys.stdout.write(f"{printable(text)}\n")
+
+    @property
+    def drawn(self) -> bool:
+        """Whether there is a bar."""
+        return self._bar is not None
+
+    def note(self, text: str) -> None:
+        """Say what is going on: below the bar on a terminal until the next note, a log line otherwise."""
+        if self._bar is not None:
+            self._bar.show_below((), [[printable(text)]])
+        else:
+            log.info("%s; %s", self, text)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show rows of cells below the bar until the next note; nothing without a bar."""
+        if self._bar is not None:
+            self._bar.show_below(columns, [[printable(cell) for cell in row] for row in rows])
+
+    def _log(self) -> None:
+        if self._row is None:
+            log.info("%s", self)
+        for file in self._files if self._row is not None else ():  # whichever thread computes it
+            file.write(log, logging.INFO, str(self))
+
+    def _show(self) -> None:
+        assert self._row is not None
+        self._row.show(self._description, self.numbers, self._speed())
+
+    def __str__(self) -> str:
+        n = self.numbers
+        total = "" if n.total is None else f"/{n.total:.0f}"
+        percent = f" ({n.done / n.total:.1%})" if n.total else ""
+        left = "" if n.eta_s is None else f", {clock(n.eta_s)} left"
+        speed = f", {self._speed()}" if n.steps_per_second else ""
+        news = f"; {n.news}" if n.news else ""
+        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{left}{news}"
+
+    @property
+    def _share(self) -> float | None:
+        """How much is done, 0 to 1; None: nobody knows."""
+        n = self.numbers
+        return min(n.done / n.total, 1.0) if n.total else None
+
+    def _speed(self) -> str:
+        speed = self.numbers.steps_per_second
+        if speed is None:
+            return ""
+        return f"{speed:,.0f} {self.numbers.unit}/s" if speed >= 100 else f"{speed:.3g} {self.numbers.unit}/s"
+
+    def _open_bar(self) -> None:
+        from llmrl.run.bars import Bars
+
+        self._bar, n = Bars(), self.numbers
+        self._task = self._bar.add_task(
+            self._description, total=n.total, completed=int(n.done), unit=n.unit, speed="", news=printable(n.news)
+        )
+        self._bar.start()
+
+
+def shortened(words: str, most: int = MOST_TOLD) -> str:
+    """Return words of at most so many letters: hundreds of numbers can be proposed."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as `h:mm:ss`, or `m:ss` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+EVERY_S = 0.25
+"""Seconds between two changes of a line: each is a message to the browser."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookLine:
+    """A text with a bar, shown at once.
+
+    Args:
+        text: what it says.
+        share: how much of the bar is full, 0 to 1; None: there is no bar, as nobody knows the end.
+    """
+
+    def __init__(self, text: str, share: float | None) -> None:
+        display: Any = importlib.import_module("IPython.display").display  # which has no types
+
+        self._shown = time.monotonic()
+        self._handle: Any = display(_Line(text, share), display_id=True)
+
+    @property
+    def due(self) -> bool:
+        """Whether it was changed so long ago that it may be again."""
+        return time.monotonic() - self._shown >= EVERY_S
+
+    def update(self, text: str, share: float | None) -> None:
+        """Say something else."""
+        self._shown = time.monotonic()
+        self._handle.update(_Line(text, share))
+
+
+class _Line:
+    def __init__(self, text: str, share: float | None) -> None:
+        self._text, self._share = text, share
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        bar = "" if self._share is None else f'<progress value="{self._share:.4f}" max="1"></progress> '
+        return f"{bar}<code>{html.escape(self._text)}</code>"

@@ -1,0 +1,60 @@
+"""What an evaluation measured and recorded, for TensorBoard: one point of each number, and the episode as a picture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmrl.core.errors import RunFolderError
+from llmrl.run.tensorboard_file import EventFile
+
+EPISODE = "evaluation/episode"
+FIRST_FRAME = "evaluation/first_frame"
+GIF_BYTES = 5_000_000
+"""Most bytes of the animation in the event file: TensorBoard sends it whole to every browser that looks."""
+_FEW_FRAMES = 40
+
+
+def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Path | None = None) -> None:
+    """Write the event file of an evaluation, in place of an earlier one's.
+
+    Args:
+        folder: of the evaluation, inside the run folder: TensorBoard shows it as one more run, `<run>/evaluation`.
+        x: where the run was, as TensorBoard places its evaluations and proposals (`metrics.place_of`).
+        scalars: by tag; a tag of the run's own curves puts the point into their chart.
+        gif: animation of an episode.
+
+    Raises:
+        RunFolderError: `folder` is a run folder itself, whose curves would be lost.
+    """
+    if (folder / "config.yaml").exists():
+        raise RunFolderError(
+            f"{folder} is a run folder; an evaluation needs one of its own, such as {folder}/evaluation"
+        )
+    now = time.time()
+    events = EventFile(folder, started=now)
+    events.scalars(x, now, scalars)
+    if gif is not None:
+        animation, still, size = pictures(gif)
+        events.image(x, now, EPISODE, animation, size)
+        events.image(x, now, FIRST_FRAME, still, size)
+    events.publish()
+    events.close()
+
+
+def pictures(gif: Path, most: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int, int]]:
+    """Return the animation with at most `most` bytes, its first frame as PNG, and their (height, width)."""
+    import imageio.v3 as iio
+
+    animation = gif.read_bytes()
+    frames = iio.imread(gif, index=None)  # [frames, height, width, 3]
+    duration = float(iio.immeta(gif).get("duration", 50))  # milliseconds of a frame
+    while len(animation) > most and frames.size > frames.shape[-1]:
+        if len(frames) > _FEW_FRAMES:
+            frames, duration = frames[::2], 2 * duration
+        else:
+            frames = frames[:, ::2, ::2]
+        animation = iio.imwrite("<bytes>", frames, extension=".gif", duration=duration, loop=0)
+    still = iio.imwrite("<bytes>", frames[0], extension=".png")
+    return animation, still, (frames.shape[1], frames.shape[2])

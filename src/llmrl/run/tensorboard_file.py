@@ -1,0 +1,137 @@
+"""TensorBoard event files, written record by record with TensorBoard's own protocol buffers (no TensorFlow, no torch).
+
+Unlike a summary writer, this keeps one file for each run, has no background thread whose queue a killed process would
+lose, and stores hyperparameters in the same file as the curves.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.atomic_files import remove, why
+from llmrl.core.errors import RunFolderError
+from llmrl.core.secrets import redact, redact_all
+from llmrl.run.folder import split_overrides
+from llmrl.run.sinks.sink import HyperParameters
+
+PATTERN = "events.out.tfevents.*"
+_UNPUBLISHED = ".events.tmp"
+
+
+class EventFile:
+    """The event file of `folder`, whose path relative to TensorBoard's log directory is the run's name there.
+
+    From `publish` on, TensorBoard sees this file instead of earlier ones; later records appear as they are written.
+
+    `started` is the start of the run's clock. It and every `wall_time` are Unix times in seconds.
+
+    Raises:
+        RunFolderError: the file cannot be written; so do all methods that write.
+    """
+
+    def __init__(self, folder: Path, started: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._path = folder / _UNPUBLISHED
+        self._started = started
+        with self._told():
+            self._file = self._path.open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(Event(wall_time=started, file_version="brain.Event:2"))
+
+    def publish(self) -> None:
+        """Replace all earlier event files of the folder by this one."""
+        folder = self._path.parent
+        earlier = list(folder.glob(PATTERN))
+        # A name TensorBoard recognises and sorts after the earlier ones.
+        name = PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
+        with self._told():
+            self._path = self._path.rename(folder / name)
+        for path in earlier:
+            remove(path)
+
+    def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
+        """Write all `values` of one step as one record."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        value = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._summary(Summary(value=value), step, wall_time)
+
+    def text(self, step: int, wall_time: float, tag: str, markdown: str) -> None:
+        """Write an entry of the Text tab."""
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._summary(text_pb(tag, redact(markdown)), step, wall_time)
+
+    def image(self, step: int, wall_time: float, tag: str, encoded: bytes, size: tuple[int, int]) -> None:
+        """Write an entry of the Images tab: bytes of a PNG, JPEG or GIF file; `size` is (height, width), pixels."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        height, width = size
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+        self._summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step, wall_time)
+
+    def hyperparameters(self, values: HyperParameters) -> None:
+        """Write the run's row of TensorBoard's HParams table."""
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        # With an empty id the row has the run's name, so that runs with equal values are not merged.
+        self._summary(hparams_pb(redact_all(values), trial_id="", start_time_secs=self._started))
+
+    def end(self, succeeded: bool) -> None:
+        """Write the final status of the run for the HParams table."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+        state = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
+        data = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=state))
+        value = Summary.Value(
+            tag=metadata.SESSION_END_INFO_TAG,
+            metadata=metadata.create_summary_metadata(data),
+            tensor=metadata.NULL_TENSOR,
+        )
+        self._summary(Summary(value=[value]))
+
+    def close(self) -> None:
+        """Close the file, and remove it if it was not published."""
+        with self._told():
+            self._records.close()
+        if self._path.name == _UNPUBLISHED:
+            remove(self._path)
+
+    def _summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._write(Event(step=step, wall_time=self._started if wall_time is None else wall_time, summary=summary))
+
+    def _write(self, event: Any) -> None:
+        with self._told():
+            self._records.write(event.SerializeToString())
+            self._file.flush()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._path.name == _UNPUBLISHED:
+                remove(self._path)
+            raise RunFolderError(f"cannot write the curves {self._path}: {why(self._path, error)}") from error
+
+
+def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:
+    """Return overrides as hyperparameters, with numbers and booleans parsed, so that charts can use them as axes."""
+    values: dict[str, bool | int | float | str] = {}
+    for key, text in split_overrides(overrides).items():
+        try:
+            values[key] = float(text)
+        except ValueError:
+            values[key] = text.lower() == "true" if text.lower() in ("true", "false") else text
+    return values | {"seed": seed}

@@ -1,0 +1,224 @@
+"""From a reply to an action: what is meant is understood, what is not legal is refused, and nothing else happens."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.agents.llm_player.answer_format import PlayerReply, answers_of, read_reply, reply_schema
+from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
+from llmrl.llms import schema_draw
+from llmrl.llms.structured import InvalidReply
+
+ACTIONS = (("go left", "to the left"), ("stay", "nothing"), ("go_right", "to the right"))
+
+
+def spec(numbers=None, actions=ACTIONS):
+    text = EnvDescription("Win.", (("x", "a place"),), actions)
+    n = 0 if numbers else 3
+    channels = {"text": Channel((), "object")}
+    return EnvSpec(
+        "game", 1, 1, channels, n, tuple(str(i) for i in range(n)), 10, continuous_actions=numbers, text=text
+    )
+
+
+CHOICES = answers_of(spec(), "name", 2)
+NUMBERED = answers_of(spec(), "number", 2)
+PEDALS = answers_of(
+    spec(ContinuousActions(("a", "b"), (-1.0, 0.0), (1.0, 10.0)), (("steer", "left or right"), ("gas", "how much"))),
+    "name",
+    2,
+)
+DIALS = answers_of(
+    spec(ContinuousActions(("a", "b"), (0.0, 1.0), (3.0, 5.0), whole=True), (("one", "x"), ("two", "y"))), "name", 2
+)
+
+
+def read(answers, answer, legal=None):
+    """The action of a reply with this `action`."""
+    return read_reply(json.dumps({"action": answer}), answers, legal).action
+
+
+class TestChoices:
+    @pytest.mark.parametrize(
+        ("answer", "action"),
+        [
+            ("stay", 1),
+            (" Stay ", 1),
+            ("go_left", 0),
+            ("GO RIGHT", 2),
+            (2, 2),
+            (2.0, 2),
+            ("0", 0),
+            ("\uff11", 1),  # a keyboard's full-width 1
+            ("Go-Left", 0),
+            ("action_go_left", 0),
+            ("left", 0),
+            ("2: go right", 2),
+            ("2 (go_right)", 2),
+            ("Action 2", 2),
+            ("to the right", 2),  # what it is described as
+            ("nach links", 0),
+            (["stay"], 1),  # a list of one
+            ({"stay": True}, 1),
+        ],
+    )
+    def test_understood(self, answer, action):
+        assert read(CHOICES, answer) == action
+
+    @pytest.mark.parametrize(
+        "answer",
+        ["jump", "", 3, -1, 1.7, True, None, 1e300, "1: go left", "left or right", ["stay", "go left"]],
+    )
+    def test_refused(self, answer):
+        with pytest.raises(InvalidReply, match='choose one of "go left", "stay", "go_right"'):
+            read(CHOICES, answer)
+
+    def test_legal_ones_only(self):
+        legal = [True, False, True]
+        with pytest.raises(InvalidReply, match='not legal now; choose one of "go left", "go_right"'):
+            read(CHOICES, "stay", legal)
+        assert CHOICES.schema()["enum"] == CHOICES.names, "the same in every state"
+
+    def test_by_number(self):
+        """A name is understood, too, as it can mean nothing else; beside a number it must be the number's."""
+        assert NUMBERED.told[2] == ("2", "go_right: to the right") and NUMBERED.shown(2) == 2
+        assert read(NUMBERED, 1) == read(NUMBERED, "1") == read(NUMBERED, "stay") == read(NUMBERED, "1: stay") == 1
+        assert NUMBERED.schema() == {"type": "integer", "enum": [0, 1, 2]}
+        with pytest.raises(InvalidReply, match="choose one of 0, 1, 2"):
+            read(NUMBERED, "1: go left")
+
+    def test_instead(self):
+        assert CHOICES.fallback(2, None) == 2
+        assert CHOICES.fallback(2, [False, True, False]) == 1
+        assert CHOICES.fallback(None, [False, False, True]) == 2
+        assert CHOICES.fallback(None, [False] * 3) == 0
+
+    def test_a_text_about_other_actions(self):
+        with pytest.raises(ConfigError, match="describes 2 actions, and there are 3"):
+            answers_of(spec(actions=ACTIONS[:2]), "name", 2)
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("answer", "action"),
+        [
+            ({"steer": 0.126, "gas": 3}, [0.13, 3.0]),
+            ([-1, 10], [-1.0, 10.0]),
+            ({"steer": "0.5", "gas": 1}, [0.5, 1.0]),
+            ({"steer": 1.0000001, "gas": 0}, [1.0, 0.0]),
+            ({"Steer ": "1/2", "GAS": "one"}, [0.5, 1.0]),
+            ({"steer": 0, "gas": 1, "brake": 0}, [0.0, 1.0]),
+            ("steer=0.5, gas=1", [0.5, 1.0]),
+        ],
+    )
+    def test_understood(self, answer, action):
+        assert read(PEDALS, answer) == action
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            ({"steer": 1.2, "gas": 0}, "steer must be from -1 to 1, got 1.2"),
+            ({"steer": 0}, "there is no number for gas"),
+            ([1, 2, 3], "holds 3 numbers, 2 are needed"),
+            (0.5, "the action has steer .from -1 to 1., gas .from 0 to 10."),
+            ({"steer": None, "gas": 0}, "steer must be a number"),
+            ({"steer": True, "gas": 0}, "must be a number"),
+            ({"steer": "left", "gas": 0}, "must be a number"),
+            ({"steer": "0 to 1", "gas": 0}, "must be a number"),
+            ({"steer": float("nan"), "gas": 0}, "must be a number"),
+            ({"steer": 0, "gas": 10**400}, "must be a number"),
+        ],
+    )
+    def test_refused(self, answer, message):
+        with pytest.raises(InvalidReply, match=message):
+            read(PEDALS, answer)
+
+    def test_whole_ones(self):
+        assert read(DIALS, [3, 1.0]) == [3.0, 1.0]
+        with pytest.raises(InvalidReply, match=r"two must be a whole number from 1 to 5, got 1\.5"):
+            read(DIALS, [0, 1.5])
+        assert DIALS.schema()["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
+
+    def test_instead(self):
+        assert PEDALS.fallback([0.5, 2.0], None) == [0.5, 2.0]
+        assert PEDALS.fallback(None, None) == [0.0, 0.0] and DIALS.fallback(None, None) == [0.0, 1.0]
+
+    def test_without_bounds(self):
+        numbers = ContinuousActions(("a", "b"), (-1.0, 0.0), (1.0, float("inf")))
+        with pytest.raises(ConfigError, match="has no bounds"):
+            answers_of(spec(numbers, ACTIONS[:2]), "name", 2)
+
+
+class TestReplies:
+    @given(st.data())
+    @settings(max_examples=100)
+    def test_what_the_schema_allows_is_understood(self, data):
+        answers = data.draw(st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]))
+        legal = None
+        schema = reply_schema(answers, reflect=True, plan=data.draw(st.booleans()))
+        reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
+        made = read_reply(reply, answers, legal, reflect=True)
+        again = read_reply(json.dumps({"action": answers.shown(made.action)}), answers, legal)
+        assert made.reflection and again == PlayerReply(made.action)
+
+    @given(
+        st.one_of(
+            st.text(max_size=60),
+            st.recursive(
+                st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+                max_leaves=6,
+            ).map(lambda x: json.dumps({"reflection": "r", "action": x})),
+        ),
+        st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]),
+    )
+    @settings(max_examples=200)
+    def test_anything_else_is_invalid_and_nothing_worse(self, text, answers):
+        try:
+            action = read_reply(text, answers, None).action
+        except InvalidReply as fault:
+            assert str(fault)
+        else:
+            answers.shown(action)
+
+    @pytest.mark.parametrize("reply", ['{"action": "stay"}', '{"reflection": " \\n", "action": "stay"}'])
+    def test_a_reflection_that_is_missing(self, reply):
+        with pytest.raises(InvalidReply, match="the reflection is missing"):
+            read_reply(reply, CHOICES, None, reflect=True)
+        assert read_reply(reply, CHOICES, None) == PlayerReply(1)
+        with pytest.raises(InvalidReply, match='choose one of "go left"'):
+            read_reply(reply.replace("stay", "jump"), CHOICES, None, reflect=True)
+
+    def test_the_reflection_comes_first(self):
+        """In what is asked for; what comes is taken in any order."""
+        assert list(reply_schema(CHOICES, reflect=True)["properties"]) == ["reflection", "action"]
+        assert list(reply_schema(CHOICES, reflect=True, plan=True)["required"]) == ["reflection", "plan", "action"]
+        assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == PlayerReply(1, "a")
+
+    def test_prose_around_it(self):
+        text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
+        assert read_reply(text, CHOICES, None) == PlayerReply(1, "a b")
+
+    @pytest.mark.parametrize(
+        ("reply", "plan"),
+        [
+            ('{"reflection": "a", "plan": "go  right,\\nthen jump", "action": "stay"}', "go right, then jump"),
+            ('{"reflection": "a", "action": "stay", "plan": "go left"}', "go left"),
+            ('```json\n{"reflection": "a", "plan": "go left", "action": "stay"}\n```', "go left"),
+            ('{"reflection": "a", "plan": "", "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": "...", "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": null, "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": ["go left", "jump"], "action": "stay"}', ""),
+            ('{"reflection": "a", "plan": "' + "far " * 300 + '", "action": "stay"}', ("far " * 300)[:600]),
+        ],
+    )
+    def test_a_plan_is_no_action(self, reply, plan):
+        """Whatever it names; it is kept as it is written, if it is a text."""
+        assert read_reply(reply, CHOICES, None, reflect=True) == PlayerReply(1, "a", plan)
+
+    def test_a_plan_beside_numbers(self):
+        made = read_reply('{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}', PEDALS, None)
+        assert (made.action, made.plan) == (PEDALS.action([-0.5, 0.25], None), "steer 1, then 0.5")

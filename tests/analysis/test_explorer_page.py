@@ -1,0 +1,158 @@
+"""The explorer's page in a headless Chromium, opened from the disk."""
+
+import shutil
+
+import pytest
+
+from explored import HOSTILE, played, principal_run
+from llmrl.analysis.explorer.write import write_explorer
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (the extra dev)")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)"),
+]
+EPISODES = 1000
+ROWS = 80
+"""Most rows of a table that are in the page, whatever it is long."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    root = tmp_path_factory.mktemp("outputs")
+    played(root, EPISODES, recorded=4, video=True)
+    principal_run(root, seed=0)
+    principal_run(root, seed=1, silent=None)
+    return write_explorer(root).as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        # A root user, as in a container, has no sandbox.
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser, site):
+    """A page that asks for nothing but files of its folder, and whose program raises nothing."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    opened, asked, errors = context.new_page(), [], []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    opened.goto(f"{site}#/runs")
+    opened.locator("x-runs .row").first.wait_for()
+    yield opened
+    folder = site.rpartition("/")[0]
+    assert not [url for url in asked if not url.startswith((folder, "data:"))]
+    assert not errors
+    assert opened.evaluate("window.hurt") is None
+    context.close()
+
+
+def go(page, site, where):
+    page.goto(f"{site}#/{where}")
+
+
+def test_the_filter_of_runs_leaves_those_that_fit(page):
+    assert page.locator("x-runs .row").count() == 3
+    page.get_by_label("filter runs").fill("town llm")
+    assert page.locator("x-runs .row").count() == 2
+    page.get_by_label("filter runs").fill("nobody")
+    assert page.locator("x-runs .row").count() == 0
+    assert page.locator("x-runs [role=status]").inner_text() == "0 of 3 runs"
+
+
+def test_a_thousand_episodes_are_a_bounded_page_and_can_be_scrolled(page, site):
+    page.locator("x-runs .row", has_text="corridor").click()
+    rows = page.locator("x-episodes .row")
+    rows.first.wait_for()
+    assert 0 < rows.count() < ROWS
+    scroll = page.locator(".table-scroll")
+    assert scroll.evaluate("box => box.scrollHeight") >= EPISODES * 32
+    scroll.evaluate("box => { box.scrollTop = box.scrollHeight }")
+    page.locator("x-episodes .row", has_text="999").wait_for()
+    assert rows.count() < ROWS
+    scroll.focus()
+    page.keyboard.press("Home")
+    page.locator("x-episodes .row[aria-rowindex='1']").wait_for()
+
+
+def test_episodes_are_filtered_and_sorted(page, site):
+    go(page, site, "episodes/r0")
+    status = page.locator("x-episodes [role=status]")
+    page.get_by_label("has invalid replies").check()
+    assert status.inner_text() == "500 of 1,000 episodes"
+    page.get_by_label("least return").fill("40")
+    assert status.inner_text() == "100 of 1,000 episodes"
+    page.get_by_role("columnheader", name="return").click()
+    assert page.locator("x-episodes .row").first.locator(".cell").nth(1).inner_text() == "49"
+
+
+def test_scrubbing_changes_the_picture_and_the_words(page, site):
+    go(page, site, "episode/r0/1")
+    talk, frame = page.locator(".talk"), page.locator(".frame")
+    talk.get_by_text("prompt of step 0 for 0").wait_for()
+    before = frame.evaluate("box => getComputedStyle(box).backgroundPosition")
+    page.get_by_label("step", exact=True).evaluate("bar => { bar.value = 3; bar.dispatchEvent(new Event('input')) }")
+    talk.get_by_text("prompt of step 3 for 0").wait_for()
+    assert frame.evaluate("box => getComputedStyle(box).backgroundPosition") != before
+    assert "thought 3" in talk.inner_text()
+    page.keyboard.press("ArrowLeft")
+    talk.get_by_text("prompt of step 2 for 0").wait_for()
+    assert "step=2" in page.url
+    # The picture is really there.
+    assert (
+        page.evaluate("""async () => {
+        const image = new Image();
+        image.src = getComputedStyle(document.querySelector('.frame')).backgroundImage.slice(5, -2);
+        await image.decode();
+        return image.naturalWidth;
+    }""")
+        == 5 * 48
+    )
+
+
+def test_the_next_invalid_reply_is_found_and_says_why(page, site):
+    go(page, site, "episode/r0/1")
+    page.get_by_role("button", name="Next invalid").click()
+    page.locator(".badges", has_text="invalid: no action in it").wait_for()
+    assert page.locator(".step-label").inner_text() == "step 2 of 3"
+    assert page.locator("x-conversation .call").count() == 2
+
+
+def test_hostile_text_is_shown_as_text(page, site):
+    go(page, site, "episode/r0/0")
+    page.locator(".talk .reply").wait_for()
+    assert page.locator(".talk .reply pre").text_content() == f"reply 0 {HOSTILE}"
+    assert page.locator(".talk img, .talk script, .talk b").count() == 0
+
+
+def test_a_click_on_a_proposal_opens_the_talk_behind_it(page, site):
+    go(page, site, "timeline")
+    # The two runs proposed the same: the mark of the second one lies on top.
+    page.get_by_role("button", name="s1, proposal 5, objective 4").first.click()
+    side = page.locator(".side")
+    side.get_by_text("answer 4", exact=True).wait_for()
+    assert side.locator(".prompt pre").text_content() == f"question 4 {HOSTILE}"
+    assert "reason 4" in side.inner_text()
+    # With the keyboard, one whose question had no valid reply.
+    page.get_by_role("button", name="s0, proposal 4, objective 3").first.press("Enter")
+    side.get_by_text("there is no number").first.wait_for()
+    assert side.get_by_text("fallback").count() == 1
+    assert side.locator(".call").count() == 2
+
+
+def test_runs_of_the_timeline_are_chosen_and_filtered(page, site):
+    go(page, site, "timeline")
+    page.locator(".charts [aria-label=dot] circle").first.wait_for()
+    both = page.locator(".charts .mark").count()
+    page.locator(".check input").nth(1).uncheck()
+    page.wait_for_function(f"document.querySelectorAll('.charts .mark').length < {both}")
+    assert page.locator(".charts figcaption", has_text="apples").count() == 1
+    page.get_by_label("filter runs of the timeline").fill("s1")
+    assert page.locator(".check").count() == 1

@@ -1,0 +1,98 @@
+"""Tables in all their forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.analysis.report_tables import slug
+from llmrl.analysis.table_format import NumberFormat, ReportTable, latex_text, seed_list
+
+ALL_BUT_RETURN = st.characters(exclude_characters="\r", codec="utf-8")
+SPECIAL = r"\&%$#_{}~^<>|\"" + "†-[]*`"
+
+
+@given(st.text(alphabet=st.sampled_from(SPECIAL + "a1 ="), max_size=20))
+def test_latex_keeps_no_special_character(text: str) -> None:
+    known = r"\\(?:textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|textquotedbl|dag)\{\}"
+    rest = re.sub(known + r"|\\[&%$#_{}]|\$-\$", "", latex_text(text))
+    assert not set(rest) & set(r'\&%$#_{}~^<>|"†')
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("-1.50 [-2, 3]", "$-$1.50 [$-$2, 3]"), ("-", "--"), ("a-b_1", r"a-b\_1"), ("x=-.5", "x=$-$.5"), ("50%", r"50\%")],
+)
+def test_latex_text(text: str, shown: str) -> None:
+    assert latex_text(text) == shown
+
+
+@given(st.lists(st.lists(st.text(ALL_BUT_RETURN, max_size=8), min_size=2, max_size=2), max_size=4))
+def test_csv_reads_back(rows: list[list[str]]) -> None:
+    text = ReportTable("t", "c", [["a", "b"], *rows]).csv()
+    assert list(csv.reader(io.StringIO(text, newline="")))[1:] == rows
+
+
+def test_csv_has_full_precision_and_no_numbers_that_are_none() -> None:
+    line = [np.float64(0.1) + 0.2, np.array(1.5), 3, None, float("nan"), "x"]
+    assert ReportTable("t", "c", [line]).csv() == "0.30000000000000004,1.5,3,,,x\n"
+
+
+def test_markdown_and_latex_of_a_table() -> None:
+    table = ReportTable(
+        "t_1", "A & B", [], ["g", "n", "why"], [["a|b", "-1", "[x](y)"], ["[c]", "2", ""]], 1, True, ["† so"]
+    )
+    assert table.markdown().splitlines() == [
+        "| g | n | why |",
+        "| --- | ---: | --- |",
+        r"| a\|b | -1 | [x\](y) |",
+        "| [c] | 2 |  |",
+        "",
+        "† so",
+    ]
+    lines = table.latex().splitlines()
+    assert r"\begin{tabular}{lrl}" in lines
+    assert r"\caption{A \& B}" in lines
+    assert r"\label{tab:t-1}" in lines
+    assert r"a\textbar{}b & $-$1 & [x](y) \\" in lines
+    assert r"{}[c] & 2 &  \\" in lines  # a bracket after a line's end would be its argument
+    assert [line for line in lines if line.startswith((r"\toprule", r"\midrule", r"\bottomrule"))] == [
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "shown"),
+    [
+        ([-13.3, -6.4], -9.2265, "-9.23"),
+        ([0.0, 1.0], 0.12345, "0.12"),
+        ([10_000.0, 70_000.0], 12_345.6, "12346"),
+        ([0.5001, 0.5009], 0.50056, "0.500560"),
+        ([3.0], 3.0, "3.00"),
+        ([0.0, 0.0], 0.0, "0.00"),
+        ([1e9, 2e9], 1.5e9, "1.5e+09"),
+        ([-1.0, 1.0], -0.0001, "0.00"),
+        ([1.0], float("nan"), "-"),
+    ],
+)
+def test_numbers_have_the_decimals_that_tell_them_apart(values: list[float], value: float, shown: str) -> None:
+    assert NumberFormat(np.array(values))(value) == shown
+
+
+@pytest.mark.parametrize(("seeds", "shown"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")])
+def test_seed_list(seeds: list[int], shown: str) -> None:
+    assert seed_list(seeds) == shown
+
+
+@given(st.text())
+def test_slugs_are_file_names(text: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9._]{1,60}", slug(text))
+    assert slug(text) not in (".", "..")

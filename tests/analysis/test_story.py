@@ -1,0 +1,145 @@
+"""What a report tells beside scores: proposals, society, teachers and players; and nothing twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from explored import played
+from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.report import Report
+from llmrl.analysis.report_files import write_report
+from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.story.society import telling
+from llmrl.analysis.story.talks import LONGEST, end_of
+from llmrl.analysis.table_format import ReportTable
+from llmrl.run.run import Run
+
+FEW = ReportSettings(resamples=50)
+
+
+def has_principal(root: Path, principal: str, seed: int, objectives: list[float], agents: int = 3) -> Path:
+    """A run whose proposals are (tax, fine) = (i, 1), and whose society eats as many apples as its objective is."""
+    run = Run.open(root, "town", {"of": principal}, [f"principal={principal}", f"seed={seed}"], seed)
+    history = []
+    with run:
+        for i, value in enumerate(objectives):
+            vector = {"tax": float(i), "fine": 1.0}
+            told = {f"principal/{name}": x for name, x in vector.items()} | {"principal/objective": value}
+            told |= {"welfare/mean": value / agents, "welfare/sum": value, "welfare/minimum": -value}
+            told |= {"welfare/equality": 0.5 + value / 1000, "validation/apples_eaten": 10 * value}
+            told |= {"validation/zaps": 2.0 + seed, "validation/apples_paid": 10 * value, "validation/return": 3.0}
+            run.metrics.log("proposal", "proposals", told, proposals=i + 1, principal_steps=i + 1, env_steps=10 * i)
+            history.append(
+                {"step": i + 1, "candidate": 0, "objective": value, "standard_error": 1.0, "values": [value]}
+                | {"mechanism": vector, "context": None}
+            )
+        best = max(history, key=lambda row: row["objective"])
+        run.result = objectives[-1]
+        run.summary = {"history": history, "best": {**best, "measurements": 1}, "best_of_contexts": []}
+    return run.folder
+
+
+def told(report: Report, name: str) -> ReportTable:
+    [section] = report.sections
+    [table] = [table for table in section.story.tables if table.name == name]
+    return table
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("outputs")
+    for seed in range(2):
+        has_principal(root, "ucb", seed, [1.0, 5.0, 8.0 + seed, 6.0, 7.0])
+        has_principal(root, "random", seed, [1.0, 2.0, 0.5, 1.0, 3.0])
+    return root
+
+
+def test_the_best_of_each_group_with_the_response_it_got(town: Path) -> None:
+    table = told(summarize(town, FEW), "best")
+    assert table.columns[:6] == ["group", "run", "tax", "fine", "objective", "rounds"]
+    ucb, random = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert (ucb["group"], ucb["tax"], ucb["objective"], ucb["apples eaten"]) == ("ucb", "2", "9.00 ± 1.00", "90.0")
+    assert ucb["run"].startswith("run:") and ucb["run"].endswith("/s1")
+    # The highest of each run: 8 and 9.
+    assert ucb["highest of a run, mean"] == "8.50 ± 0.50"
+    assert random["group"] == "random" and random["tax"] == "4"
+
+
+def test_welfare_stands_beside_the_objective_and_nothing_is_a_column_twice(town: Path) -> None:
+    table = told(summarize(town, FEW), "society")
+    # What is paid is as much as what is eaten, and fills no column of its own; the file has it.
+    assert table.columns == ["group", "objective", "worst-off", "equality", "apples eaten", "zaps"]
+    assert [row[0] for row in table.rows] == ["ucb", "random"]
+    assert table.rows[0][1] == "7.00 ± 0.00" and table.rows[0][5] == "2.50 ± 0.50"
+    assert "validation/apples_paid" in table.data[0]
+    # A bar reaches from zero to the value, to the left where it is negative.
+    assert table.bars[0][2] == (0.0, 1.0) and table.bars[1][1] == (0.0, pytest.approx(3 / 7))
+
+
+def test_a_single_agent_has_no_society(tmp_path: Path) -> None:
+    for principal in ("ucb", "random"):
+        has_principal(tmp_path, principal, 0, [1.0, 2.0], agents=1)
+    assert {table.name for table in summarize(tmp_path, FEW).sections[0].story.tables} == {"best"}
+
+
+def test_details_and_equals_are_no_columns_of_their_own() -> None:
+    rows = [{"dirt": 1.0, "apples_eaten": 2.0, "apples_eaten_quarter_1": 1.0, "entropy": 1.0, "paid": 2.0, "none": 0.0}]
+    assert telling(rows) == ["apples_eaten", "dirt"]
+
+
+def test_plans_and_invalid_shares_of_teachers(tmp_path: Path) -> None:
+    for seed, share in ((0, 1.0), (1, 0.5)):
+        run = Run.open(tmp_path, "rooms", {"of": "x"}, ["agent=ppo", f"seed={seed}"], seed)
+        with run:
+            numbers = {"teacher/states": 16.0, "llm/invalid_share": 0.1 * (1 + seed), "teacher/agreement": share}
+            run.metrics.log("update", "env_steps", numbers, env_steps=10, updates=1)
+            run.metrics.log("update", "env_steps", {"teacher/states": 18.0}, env_steps=20, updates=2)
+            run.result = 1.0
+        plans = {"a locked door": {"find the key": share, **({"explore": 0.5} if share < 1 else {})}}
+        (run.folder / "plans.json").write_text(json.dumps({"domain": "rooms", "plans": plans}))
+    report = summarize(tmp_path, FEW)
+    teachers = told(report, "teacher")
+    assert teachers.columns == ["group", "runs", "states", "invalid replies", "agreement of the student"]
+    assert teachers.rows == [["all runs", "2", "18 ± 0", "15.0 ± 5.0 %", "75.0 ± 25.0 %"]]
+    assert told(report, "plans").rows == [["all runs", "a locked door", "find the key (75%); explore (25%)"]]
+
+
+def test_a_page_shows_an_exchange_and_a_video_of_a_player_as_text(tmp_path: Path) -> None:
+    played(tmp_path, 3, video=True)
+    report = summarize(tmp_path, FEW)
+    [section] = report.sections
+    [exchange] = section.story.exchanges
+    assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
+    page = write_report(report, tmp_path / "report")
+    text = page.read_text()
+    assert "What a player was asked and answered" in text and "data:image/gif;base64," in text
+    assert "<script>" not in text and "&lt;script&gt;" in text
+    assert (page.parent / "figures" / "corridor_video_0.gif").is_file()
+    # What these runs have nothing of has no heading.
+    assert not [
+        title for title in ("What was proposed", "How the agents lived", "What the teacher said") if title in text
+    ]
+
+
+def test_three_runs_have_one_estimate_and_the_matrix_is_shown_once(tmp_path: Path) -> None:
+    for seed in range(3):
+        has_principal(tmp_path, "ucb", seed, [1.0, 5.0 + seed])
+        has_principal(tmp_path, "random", seed, [1.0, 2.0 + 2 * seed * seed])
+    page = write_report(summarize(tmp_path, FEW), tmp_path / "report")
+    text = page.read_text()
+    assert '<th class="r">mean</th>' in text and "IQM</th>" not in text and "optimality gap</th>" not in text
+    assert text.count("robability that a run of the row") == 2 and "Performance profiles" not in text  # alt and caption
+    assert "What was proposed" in text and (page.parent / "figures" / "town_proposals.png").is_file()
+    header = (page.parent / "tables" / "town_scores.csv").read_text().splitlines()[0]
+    assert "iqm" in header and "gap" in header  # files have all
+
+
+def test_the_end_of_a_long_prompt_says_how_much_is_not_shown() -> None:
+    text = "\n".join(f"line {i}" for i in range(1000))
+    shown = end_of(text)
+    assert shown.endswith("line 999") and len(shown) < LONGEST + 60
+    first, rest = shown.split("\n", 1)
+    assert first == f"[{len(text) - len(rest):,} characters before]" and rest.startswith("line ")

@@ -1,0 +1,67 @@
+"""`--help`, `--list`, `--version` and `python -m llmrl`: short, complete, and true."""
+
+import os
+import re
+import sys
+
+import pytest
+
+import commands
+from in_process import call as call_in
+from llmrl import __version__
+from llmrl.cli.finetune import main as finetune
+from llmrl.cli.help import EXAMPLES, GROUPS, families, groups, help_page, listed
+from llmrl.cli.train import main as train
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import names
+
+
+def call(main, *words, cwd):
+    return call_in(main, *words, cwd=cwd, environment=dict(os.environ))
+
+
+@pytest.mark.parametrize("primary", ["train", "finetune"])
+def test_help_has_every_option_and_fits_a_screen(primary):
+    page = help_page(f"llmrl-{primary}", primary, 100)
+    assert len(page.splitlines()) < 80 and max(map(len, page.splitlines())) <= 110
+    words = set(re.findall(r"[\w/]+", page))
+    for group in ("env", "agent", "llm", "hardware"):
+        assert words >= set(names(group))
+    for family, studies in families().items():
+        assert words >= {f"{family}/", *studies}
+    assert len(EXAMPLES["train"]) == 5
+
+
+@pytest.mark.parametrize("group", [*groups(), "experiment/first"])
+def test_a_list_says_what_each_option_is(group):
+    lines = listed(group, 100).splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert all(re.fullmatch(r"[\w/]+  +\S.*", head) for head in heads), heads
+    own = [head.split()[0] for head in heads]
+    assert own == ([f"first/{name}" for name in names(group)] if "/" in group else own)
+    if group in GROUPS:
+        assert own == names(group)
+
+
+def test_an_unknown_group_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(ConfigError, match="no group 'enf'; there are env, agent"):
+        listed("enf", 100)
+    done = call(train, "llmrl-train", "--list", cwd=tmp_path)
+    assert done.returncode == 1 and "--list takes one group: env" in done.stderr
+
+
+@pytest.mark.parametrize("main", [train, finetune])
+def test_commands_answer(main, tmp_path):
+    name = "llmrl-train" if main is train else "llmrl-finetune"
+    assert call(main, name, "--help", cwd=tmp_path).stdout.startswith(f"{name} composes an experiment")
+    assert call(main, name, "--version", cwd=tmp_path).stdout == f"llmrl {__version__}\n"
+    assert "Clean Up: apples grow only" in call(main, name, "--list", "env", cwd=tmp_path).stdout
+
+
+def test_the_package_runs_as_a_module(tmp_path):
+    def module(*arguments):
+        return commands.run([sys.executable, "-m", "llmrl", *arguments], capture_output=True, text=True, cwd=tmp_path)
+
+    assert "  train " in module().stdout and module("--version").stdout == f"llmrl {__version__}\n"
+    assert module("train", "--list", "hardware").stdout.startswith("cpu ")
+    assert module("trian").returncode == 2

@@ -1,0 +1,41 @@
+"""Pictures of Gymnasium's environments: what cannot be drawn is said before anything is played."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.gymnasium_games import make
+
+
+@pytest.mark.parametrize("id", ["Swimmer-v5", "Hopper-v5"])
+def test_the_camera_follows_what_moves(id):
+    pytest.importorskip("mujoco")
+    env = make(EnvFactory(id), render=True)
+    pictures = []
+    for x in (0.0, 40.0):  # a whole number of the floor's squares further
+        env.reset(seed=0)
+        position = env.unwrapped.data.qpos.copy()
+        position[0] = x
+        env.unwrapped.set_state(position, np.zeros_like(env.unwrapped.data.qvel))
+        pictures.append(np.asarray(env.render(), dtype=np.int64))
+    env.close()
+    body = [(p[..., 0] > p[..., 2] + 40).mean() for p in pictures]  # brown; floor and sky are grey, green or blue
+    assert body[0] > 0.005
+    assert body[1] == pytest.approx(body[0], rel=0.2)
+
+
+def test_graphics_that_cannot_be_loaded_are_a_clear_error():
+    pytest.importorskip("mujoco")
+    program = (
+        "from llmrl.envs.gym.env_factory import EnvFactory\n"
+        "from llmrl.envs.gym.gymnasium_games import GymnasiumGames\n"
+        "GymnasiumGames(EnvFactory('Swimmer-v5'), 1, render=True)"
+    )
+    environment = {**os.environ, "MUJOCO_GL": "nothing"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert "ConfigError: Swimmer-v5 cannot be drawn with MUJOCO_GL=nothing" in done.stderr
+    assert "play.videos=0" in done.stderr

@@ -1,0 +1,46 @@
+"""How far a return is from random play to the best known player."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import compose, only_run_folder, run
+from llmrl.api.environments import make_env
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
+from llmrl.envs.gym.return_scale import ReturnScale
+
+SCALED = [name for name, fields in options("env").items() if fields.get("progress")]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_it_belongs_to_the_game_as_it_is_shipped(name):
+    env = make_env(name)
+    assert env.spec.metrics["progress"] == "last" and next(iter(env.spec.metrics)) == "success"
+    env.close()
+    longer = make_env(name, horizon=37)
+    assert "progress" not in longer.spec.metrics
+    longer.close()
+
+
+def test_another_map_is_another_game():
+    assert "progress" not in make_env("frozen_lake", **{"kwargs.is_slippery": False}).spec.metrics
+
+
+def test_an_episode_has_the_score_of_its_return(tmp_path):
+    run("env=cliff_walking", "agent=random", "play.episodes=4", "env.n_envs=2", f"output_root={tmp_path}")
+    results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
+    scale = compose("env=cliff_walking")["env"]["progress"]
+    returns = np.array(results["per_episode"]["return"])
+    expected = (returns - scale["random"]) / (scale["best"] - scale["random"])
+    assert results["per_episode"]["progress"] == pytest.approx(expected, rel=1e-6)
+    assert results["table"]["progress"]["mean"] == pytest.approx(expected.mean(), rel=1e-6)
+
+
+def test_its_ends():
+    scale = ReturnScale(random=-10.0, best=30.0)
+    assert scale.score(np.array([-10.0, 30.0, 50.0, -20.0])).tolist() == [0.0, 1.0, 1.5, -0.25]
+    assert scale.fits(None, {}) and not scale.fits(10, {}) and not scale.fits(None, {"g": 1})
+    with pytest.raises(ConfigError, match="must be above"):
+        ReturnScale(random=1.0, best=1.0)

@@ -1,0 +1,114 @@
+"""A run's saved config holds what the run reads, and its hash is over that alone."""
+
+import functools
+import json
+
+import pytest
+import yaml
+
+from experiments import only_run_folder
+from llmrl.config.loop_sections import LOOPS, section
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.parts import build_parts, loop_kind
+from llmrl.experiment.unused_sections import JUDGED, agent_learns, only_read
+
+SECTIONS = {section(kind) for kind in LOOPS}
+SHORT = {
+    "design": ("env=escape_room", "principal=random", "design.steps=1", "design.adapt_rounds=1", "design.references=0"),
+    "search": ("env=cartpole", "agent=linear", "principal=random", "search.iterations=1", "search.episodes=1"),
+    "learn": ("env=escape_room", "learn.env_steps=10", "learn.evaluate_episodes=1"),
+    "play": ("env=frozen_lake", "agent=random", "play.episodes=1"),
+    "frozen": ("env=escape_room", "agent.freeze=all", "play.episodes=1"),
+    "asking": ("env=frozen_lake", "agent=llm_player", "play.episodes=1", "env.n_envs=1", "env.horizon=3"),
+    "taught": ("env=simple_doorkey", "agent=student_mlp", "teacher=oracle", "learn.env_steps=10"),
+    "baseline": ("env=cartpole", "agent=sb3"),
+    "cloned": ("env=babyai_text", "agent=bc", "llm=local_scorer_causal"),
+}
+KEPT = {
+    "design": {"design"},
+    "search": {"search"},
+    "learn": {"learn"},
+    "play": {"play"},
+    "frozen": {"play"},
+    "asking": {"play"},
+    "taught": {"learn"},
+    "baseline": {"search"},
+    "cloned": {"clone"},
+}
+ASKING = {"asking", "cloned"}
+
+
+@functools.cache
+def experiment(*overrides):
+    return Experiment.compose(*overrides)
+
+
+@pytest.mark.parametrize("what", SHORT)
+def test_it_has_no_section_of_another_loop(what):
+    config = experiment(*SHORT[what]).config
+    read = {name for name in SECTIONS & set(config) if name != "design" or set(config["design"]) != set(JUDGED)}
+    assert read == KEPT[what] and set(JUDGED) <= set(config["design"])
+    assert ("llm" in config) == (what in ASKING) and ("prompts" in config) == (what == "asking")
+    assert only_read(config) == config, "what has been left out once is left out"
+
+
+def test_an_option_of_another_loop_changes_no_run():
+    own = experiment(*SHORT["learn"])
+    elsewhere = (
+        "search.iterations=7",
+        "design.steps=3",
+        "play.greedy=true",
+        "clone.epochs=2",
+        "llm=gpt4o",
+        "prompts=/x",
+    )
+    assert Experiment.compose(*SHORT["learn"], *elsewhere).hash == own.hash
+    assert Experiment.compose(*SHORT["learn"], "learn.evaluate_every=1").hash != own.hash
+    assert Experiment.compose(*SHORT["learn"], "design.spending_cost=1").hash != own.hash
+    assert Experiment.compose(*SHORT["asking"], "llm.malformed=0.5").hash != experiment(*SHORT["asking"]).hash
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["design", "search", "learn", "play", "frozen", "asking"])
+def test_such_a_run_is_computed_found_again_evaluated_and_issued_anew(what, tmp_path, capsys):
+    from llmrl.cli.evaluate import evaluate, parser
+    from llmrl.run.artifacts import read_config
+
+    overrides = (*SHORT[what], f"output_root={tmp_path}")
+    run = Experiment.compose(*overrides).run()
+    folder = only_run_folder(tmp_path)
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert SECTIONS & set(saved) == KEPT[what] | {"design"}
+    # From its folder alone, as llmrl-sweep issues runs again.
+    again = Experiment(read_config(folder, ()), overrides)
+    assert again.folder == folder and again.run().finished and again.run().result == run.result
+    again.check()
+    results = evaluate(parser().parse_args([str(folder), "--episodes=1"]))
+    assert results["episodes"] >= 1 and json.loads((folder / "status.json").read_text())["state"] == "finished"
+
+
+def test_what_only_the_built_agent_knows_keeps_both_sections():
+    config = experiment(*SHORT["play"]).config
+    assert agent_learns(config) is False and agent_learns(experiment(*SHORT["learn"]).config) is True
+    whole = {**config, "learn": {"env_steps": 1}, "trusted_modules": ["policies"]}
+    unknown = whole | {"agent": {"_target_": f"{__name__}.Undecided"}, "trusted_modules": [__name__]}
+    assert agent_learns(unknown) is None and {"learn", "play"} <= set(only_read(unknown))
+
+
+class Undecided:
+    """An agent that knows whether it learns when it is built."""
+
+    loop = "learn"
+
+    def __init__(self, often):
+        self.learns = often
+
+
+@pytest.mark.parametrize("what", ["design", "learn", "play", "frozen"])
+def test_classes_say_whether_their_agents_learn(what):
+    config = experiment(*SHORT[what]).config
+    parts = build_parts(config, None)
+    try:
+        assert loop_kind(config) in ("learn", "play", "design") and parts.agents[0].learns is agent_learns(config)
+    finally:
+        parts.close()

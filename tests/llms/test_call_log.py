@@ -1,0 +1,210 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import commands
+from llmrl.analysis.llm_calls import CallTotals, call_totals
+from llmrl.core.errors import LLMError, RunFolderError
+from llmrl.llms.cache import Cache
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.client import ChatClient
+from llmrl.llms.request_key import request_key
+from llmrl.llms.structured import InvalidReply
+from llmrl.llms.transcript import markdown
+from models import Echo, ask, scripted
+
+
+def refuse(reply):
+    raise InvalidReply("too short")
+
+
+def client(path, model=None, **policies):
+    return ChatClient(model or Echo(), ledger=CallLog(path), **policies)
+
+
+def test_a_call_is_logged_whole(tmp_path):
+    path = tmp_path / "run" / FILE_NAME
+    judged = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", read=refuse)
+    model = client(path, stream=5)
+    model.chat([ask("one", purpose="test")])
+    model.chat([judged])
+    first, second = read_calls(path)
+    assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
+    assert 0 <= first["spent"].pop("seconds") < 60
+    assert first == {
+        "hash": request_key({"model": "echo"}, ask("one"), stream=5),
+        "model": "echo",
+        "identity": {"model": "echo"},
+        "stream": 5,
+        "purpose": "test",
+        "prompt": "",
+        "prompt_hash": "",
+        "repeat": 0,
+        "messages": [{"role": "user", "content": "one"}],
+        "schema": None,
+        "reply": "one",
+        "valid": None,
+        "fault": None,
+        "understood": None,
+        "finish": "",
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cached_tokens": None,
+        "cache_write_tokens": None,
+        "reasoning_tokens": None,
+        "thoughts": "",
+        "cost": 7e-6,
+        "attempts": 1,
+        "cached": False,
+        "spent": {
+            "calls": 1,
+            "attempts": 1,
+            "failed": 0,
+            "tokens": 5,
+            "cost": 7e-6,
+            "unknown_tokens": 0,
+            "unknown_costs": 0,
+            "unsettled": 0,
+            "unsettled_tokens": 0,
+            "unsettled_cost": 0.0,
+        },
+    }
+    assert second["reply"] == "zwei \u00fc\n" and second["prompt_hash"] == "ab"
+    assert second["valid"] is False and second["fault"] == "too short"
+    assert second["spent"]["calls"] == 2
+
+
+def test_what_was_spent_goes_on_in_the_next_process(tmp_path):
+    path = tmp_path / FILE_NAME
+    client(path).chat([ask("one"), ask("x" * 200_000)])
+    path.write_bytes(path.read_bytes() + b'{"cut sho')
+    next_one = client(path)
+    assert next_one.metrics()["spent/llm_calls"] == 2 and next_one.metrics()["llm/calls"] == 0
+    next_one.chat([ask("three")])
+    assert list(read_calls(path))[-1]["spent"]["calls"] == 3
+
+
+def test_failures_are_logged_beside_the_replies_that_were_paid_for(tmp_path):
+    path = tmp_path / FILE_NAME
+    model = client(path, Echo(fail={"a": LLMError("HTTP 401", refused=True)}))
+    with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 requests failed\)"):
+        model.chat([ask("a"), ask("b")])
+    failed, answered = sorted(read_calls(path), key=lambda call: "reply" in call)
+    assert failed["error"] == "HTTP 401" and "reply" not in failed
+    assert answered["reply"] == "b"
+    assert model.metrics()["spent/llm_calls"] == 1 and model.metrics()["spent/llm_failed_calls"] == 1
+
+
+def test_threads_do_not_mix_lines(tmp_path):
+    model = client(tmp_path / FILE_NAME)
+
+    def work(i):
+        for j in range(50):
+            model.chat([ask(f"{i}-{j} " + "x" * 5000)])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    calls = list(read_calls(tmp_path / FILE_NAME))
+    assert len({call["reply"] for call in calls}) == len(calls) == 400 == model.metrics()["llm/calls"]
+    assert [call["spent"]["calls"] for call in calls] == sorted(call["spent"]["calls"] for call in calls)
+
+
+def test_a_line_cut_short_is_closed_and_skipped(tmp_path, caplog):
+    path = tmp_path / FILE_NAME
+    model = client(path)
+    model.chat([ask("one")])
+    model.chat([ask("two")])
+    whole = path.read_bytes()
+    for cut in (1, 2, 40, 300):
+        path.write_bytes(whole[:-cut])
+        client(path).chat([ask("three")])
+        # Without its newline a record is still whole; else all that is left of the call is that it was asked.
+        expected = ["one", "two", "three"] if cut == 1 else ["one", None, "three"]
+        calls = list(read_calls(path))
+        assert [call.get("reply") for call in calls] == expected
+        assert [call.get("unsettled", False) for call in calls] == [text is None for text in expected]
+    assert "line 4: not a whole record" in caplog.text
+
+
+def test_kill_9_loses_no_finished_call(tmp_path):
+    path = tmp_path / FILE_NAME
+    program = f"""
+from pathlib import Path
+from llmrl.llms.client import ChatClient
+from llmrl.llms.call_log import CallLog
+from models import Echo, ask
+model = ChatClient(Echo(), ledger=CallLog(Path({str(path)!r})))
+n = 0
+while True:
+    model.chat([ask(f"{{n}} " + "y" * 200_000)])
+    n += 1
+    print(n, flush=True)
+"""
+    process = commands.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    finished = 0
+    for line in process.stdout:
+        finished = int(line)
+        if finished >= 20:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    finished = max([finished, *(int(line) for line in process.stdout)])
+    process.wait()
+    process.stdout.close()
+    client(path).chat([ask("after")])
+    calls = list(read_calls(path))
+    assert [call["reply"].split()[0] for call in calls[:finished]] == [str(i) for i in range(finished)]
+    assert calls[-1]["reply"] == "after"
+
+
+def test_unwritable_log(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot write the call log"):
+        CallLog(tmp_path / "file" / FILE_NAME)
+
+
+def test_what_was_understood_stands_beside_what_was_written(tmp_path):
+    path = tmp_path / FILE_NAME
+    client(path).chat([ask("1, 2", read=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", read=refuse)])
+    good, bad = sorted(read_calls(path), key=lambda call: call["reply"])  # two at once: either may come first
+    assert (good["reply"], good["understood"], good["fault"]) == ("1, 2", [[1.0, 2.0], "why"], "")
+    assert (bad["understood"], bad["fault"]) == (None, "too short")
+    assert '**Understood as:**\n\n```\n[[1.0, 2.0], "why"]\n```' in markdown(good)
+    assert "**Not understood:**\n\n```\ntoo short\n```" in markdown(bad)
+
+
+def test_totals_of_a_folder_of_runs(tmp_path):
+    cache = Cache(tmp_path / "cache")
+    for seed in (0, 1):
+        model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
+        model.chat([ask("a", read=lambda reply: reply.text), ask("b", read=refuse)])
+    unknown = client(tmp_path / "other" / FILE_NAME, Echo(input_price=None, fail={"x": LLMError("no", refused=True)}))
+    unknown.chat([ask("a")])
+    with pytest.raises(LLMError):
+        unknown.chat([ask("x")])
+    client(tmp_path / "s0" / "backup_1" / FILE_NAME).chat([ask("a")])
+    (tmp_path / "silent").mkdir()
+    CallLog(tmp_path / "silent" / FILE_NAME)
+    totals = {path.name: total for path, models in call_totals(tmp_path).items() for total in models.values()}
+    assert set(totals) == {"s0", "s1", "other"}
+    assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
+    assert totals["s1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
+    assert totals["other"] == CallTotals(("echo",), 1, 0, 1, 0, 0, 3, 2, None)
+    both = totals["s0"].plus(totals["other"])
+    assert (both.calls, both.failed, both.cost) == (3, 1, None)
+
+
+def test_lines_are_json_a_person_can_read(tmp_path):
+    model = ChatClient(scripted().provider, ledger=CallLog(tmp_path / FILE_NAME))
+    model.chat([ask("This is a connection test. \u00fc", purpose="check")])
+    line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+    assert "\u00fc" in line and json.loads(line)["model"] == "scripted (not a language model)"

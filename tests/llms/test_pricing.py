@@ -1,0 +1,75 @@
+"""The price of a call: fresh tokens, tokens read from and written to the provider's cache, and what is unknown."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from llmrl.llms.pricing import cost
+
+
+@dataclass(frozen=True)
+class Card:
+    """US dollars per million tokens."""
+
+    input_price: float | None = 4.0
+    cached_input_price: float | None = None
+    cache_write_price: float | None = None
+    output_price: float | None = 10.0
+    price_share: float = 1.0
+
+
+PLAIN = Card()
+READING = replace(PLAIN, cached_input_price=1.0)
+WRITING = replace(READING, cache_write_price=5.0)
+
+
+def per_million(*pairs):
+    return pytest.approx(sum(tokens * price for tokens, price in pairs) / 1e6, rel=1e-12)
+
+
+def test_tokens_times_their_prices():
+    assert cost(PLAIN, 300, 20) == per_million((300, 4), (20, 10))
+    assert cost(replace(PLAIN, price_share=0.5), 300, 20) == per_million((150, 4), (10, 10))
+
+
+def test_tokens_read_from_the_cache_have_their_own_price():
+    assert cost(READING, 300, 20, 100) == per_million((200, 4), (100, 1), (20, 10))
+    assert cost(READING, 300, 20) == cost(READING, 300, 20, 0) == per_million((300, 4), (20, 10))
+    assert cost(PLAIN, 300, 20, 100) == per_million((300, 4), (20, 10)), "no other price is known for them"
+    assert cost(READING, 300, 20, 999) == per_million((300, 1), (20, 10)), "no more than the prompt"
+
+
+def test_tokens_written_to_the_cache_have_their_own_price():
+    assert cost(WRITING, 300, 20, 100, 50) == per_million((150, 4), (100, 1), (50, 5), (20, 10))
+    assert cost(WRITING, 300, 20, 100, 0) == per_million((200, 4), (100, 1), (20, 10))
+    assert cost(WRITING, 300, 20, 100, 999) == per_million((100, 1), (200, 5), (20, 10)), "no more than is fresh"
+    assert cost(READING, 300, 20, 100, 50) == per_million((200, 4), (100, 1), (20, 10)), "writing costs nothing more"
+
+
+def test_what_nobody_tells_was_written_if_that_costs_more():
+    assert cost(WRITING, 300, 20, 100) == per_million((100, 1), (200, 5), (20, 10))
+    for price in (3.0, 4.0):  # less than a fresh token, or as much
+        assert cost(replace(WRITING, cache_write_price=price), 300, 20, 100) == per_million(
+            (200, 4), (100, 1), (20, 10)
+        )
+    free = replace(WRITING, input_price=0.0, cache_write_price=0.5)
+    assert cost(free, 300, 20, 100) == per_million((100, 1), (200, 0.5), (20, 10))
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [(None, 20), (300, None), (None, None)])
+def test_an_unknown_count_has_no_price(prompt, completion):
+    for card in (PLAIN, READING, WRITING):
+        assert cost(card, prompt, completion) is None
+
+
+@pytest.mark.parametrize("price", ["input_price", "output_price"])
+def test_an_unknown_price_has_no_sum(price):
+    assert cost(replace(PLAIN, **{price: None}), 300, 20) is None
+    assert cost(replace(PLAIN, **{price: None}), 0, 0) is None
+
+
+def test_a_price_of_nothing_needs_no_count():
+    assert cost(replace(PLAIN, input_price=0.0), None, 20) == per_million((20, 10))
+    assert cost(replace(PLAIN, output_price=0.0), 300, None) == per_million((300, 4))
+    assert cost(replace(READING, cached_input_price=0.0), 300, 20, 100) == per_million((200, 4), (20, 10))
+    assert cost(replace(WRITING, cache_write_price=0.0), 300, 20, 100, 50) == per_million((150, 4), (100, 1), (20, 10))

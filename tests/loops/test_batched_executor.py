@@ -1,0 +1,264 @@
+"""Runs served together: each has the numbers that it has alone, whoever is beside it and whenever that one answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import compose
+from llmrl.core.errors import ConfigError
+from llmrl.core.observers import Observer
+from llmrl.core.seeding import Seeds
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.loops.batched_executor import PASSED_OVER, BatchedExecutor
+from llmrl.loops.executor import serve
+from some import some
+
+ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")
+HARVEST = (
+    *(
+        "env=harvest",
+        "env.n_envs=1",
+        "design.candidates=1",
+        "env.horizon=20",
+        "agent.init_from=null",
+        "design.adapt_rounds=2",
+        "design.validate_episodes=1",
+    ),
+    *(
+        "design.steps=2",
+        "design.rollout_steps=10",
+        "agent.ppo.minibatch_size=30",
+        "design.race=2",
+        "design.race_rounds=1",
+    ),
+)
+CLEANUP = (
+    "env=cleanup",
+    "env.n_envs=1",
+    "design.candidates=1",
+    "env.horizon=8",
+    "design.adapt_rounds=1",
+    "design.steps=2",
+    "agent.ppo.minibatch_size=24",
+)
+CLEANUP = (
+    *CLEANUP,
+    "design.validate_episodes=1",
+    "design.race=0",
+    "agent.features=8",
+    "design.rollout_steps=4",
+    "agent.ppo.epochs=2",
+)
+GAMES = {
+    "escape room": ROOM,
+    "harvest, pieces, a race": HARVEST,
+    "harvest, two proposals": (*HARVEST, "design.candidates=2", "env.n_envs=2"),
+    "cleanup, everything learnt": (*CLEANUP, "agent.init_from=null", "agent.freeze=none"),
+    "cleanup, convolutions": (*CLEANUP, "agent.init_from=null", "agent.core=auto", "agent.map_channels=[4,8]"),
+    "cleanup, pixels": (*CLEANUP, "agent.init_from=null", "agent.core=auto", "env.observe=[pixels]"),
+    "agents of their own": (*ROOM, "agent.share_parameters=false"),
+}
+KINDS = ("principal=ucb", "principal=random", "principal=cem", "principal=fixed", "principal=gp", "principal=cmaes")
+LEARNING = ("agent.ppo.learning_rate=0.003", "agent.ppo.entropy_coefficient=0.07", "agent.ppo.gamma=0.9")
+
+
+class Recorder:
+    """A run that keeps what its loop logs."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.restored, self.summary, self.metrics, self.folder = None, {}, self, Path()
+
+    def log(self, kind: str, x: str, metrics: dict[str, Any], **counters: int) -> None:
+        self.rows.append((kind, x, dict(metrics), counters))
+
+    @contextmanager
+    def progress(self, *_: Any, **__: Any):
+        yield self
+
+    def advance(self, units: float) -> None: ...
+
+    def tell(self, value: float, proposed: str = "") -> None: ...
+
+    def safe_point(self, *_: Any) -> None: ...
+
+    checkpoint = within_grace = safe_point
+
+    def saved_if_refused(self, *_: Any) -> Any:
+        return nullcontext()
+
+    def mark(self) -> dict[str, Any]:
+        return {}
+
+
+def digest(run: Recorder, loop: Any) -> str:
+    """Of all that a run found: what it logged, proposed and learned."""
+    timeless = [[kind, x, {k: v for k, v in m.items() if not k.startswith("time/")}, c] for kind, x, m, c in run.rows]
+    weights = [x.numpy().tobytes() for agent in loop.agents for x in agent.policy.state_dict().values()]
+    text = json.dumps([timeless, run.summary], default=lambda x: x.tolist() if hasattr(x, "tolist") else repr(x))
+    return hashlib.sha256(text.encode() + b"".join(weights)).hexdigest()
+
+
+def compute(config: dict[str, Any], seat: Any = None, slow: random.Random | None = None, watch: Any = None) -> str:
+    parts = build_parts(config, None)
+    try:
+        loop, run = build_loop(config, parts), Recorder()
+        if watch is not None:
+            loop.collector._observers.append(watch)
+        if slow is not None:
+            ask, waits = loop.principal.ask, [slow.choice([0, 0, 0.02, 0.1]) for _ in range(50)]
+            loop.principal.ask = lambda *args: (time.sleep(waits.pop()), ask(*args))[1]
+        serve(loop.requests(run), run, seat)
+        return digest(run, loop)
+    finally:
+        parts.close()
+
+
+def together(
+    configs: Sequence[dict[str, Any]], seed: int | None = None, watch: dict[int, Any] | None = None
+) -> list[Any]:
+    """Digests of runs in one process, or what they raised; with a seed they join and answer late at random."""
+    rows, found = BatchedExecutor(), [None] * len(configs)
+    seats = [rows.seat("alike") for _ in configs]
+    late = None if seed is None else random.Random(seed)
+    delays = [0.0 if late is None else late.choice([0, 0, 0.05, 0.2]) for _ in configs]
+    slow = [None if late is None else random.Random(late.random()) for _ in configs]
+
+    def live(i: int) -> None:
+        try:
+            with seats[i].away():
+                time.sleep(delays[i])
+            found[i] = compute(configs[i], seats[i], slow[i], (watch or {}).get(i))
+        except Exception as error:  # noqa: BLE001 (shown by the caller)
+            found[i] = error
+        finally:
+            seats[i].leave()
+
+    threads = [threading.Thread(target=live, args=(i,)) for i in range(len(configs))]
+    for each in threads:
+        each.start()
+    rows.run()
+    for each in threads:
+        each.join()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("game", some(["escape room", "harvest, pieces, a race", "cleanup, convolutions"], GAMES))
+def test_runs_have_the_numbers_that_they_have_alone(game):
+    kinds = KINDS[:3] if game != "escape room" else KINDS
+    configs = [compose(*GAMES[game], kind, f"seed={i % 2}") for i, kind in enumerate(kinds)]
+    configs.append(compose(*GAMES[game], "principal=ucb", "seed=0", *LEARNING))
+    alone = [compute(config) for config in configs]
+    assert len(set(alone)) == len(alone), "the runs differ"
+    assert together(configs) == alone
+    assert together(configs[::-1][:3]) == alone[::-1][:3]
+
+
+@pytest.mark.parametrize("seed", some([0, 1], range(4)))
+def test_who_joins_or_answers_late_changes_no_number(seed):
+    configs = [compose(*ROOM, kind, f"seed={i // 2}") for i, kind in enumerate(KINDS)]
+    chosen = random.Random(seed).sample(configs, 4)
+    assert together(chosen, seed) == [compute(config) for config in chosen]
+
+
+class Breaks(Observer):
+    """Ends its run after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def on_step(self, transition: Any) -> None:
+        assert transition.step.reward.shape == transition.output.action.shape == (1, 7)
+        assert transition.ended.shape == (1,) and transition.observation["grid"].shape[:2] == (1, 7)
+        self.left -= 1
+        if not self.left:
+            raise ConfigError("enough")
+
+
+def test_a_run_that_breaks_in_the_midst_of_a_wave_ends_alone():
+    configs = [compose(*HARVEST, "principal=ucb", f"seed={i}") for i in range(3)]
+    alone = [compute(config) for config in configs]
+    for steps in (5, 15, 35):
+        first, broken, last = together(configs, watch={1: Breaks(steps)})
+        assert [first, last] == [alone[0], alone[2]]
+        assert isinstance(broken, ConfigError) and str(broken) == "enough"
+
+
+def test_what_was_computed_in_batches_is_counted(monkeypatch):
+    """The runs above were played together, and not one after the other."""
+    from llmrl.rollout.multi_run_rollout import Wave
+
+    sizes = []
+    play = Wave.play
+    monkeypatch.setattr(Wave, "play", lambda self, *a, **k: (sizes.append(len(self.members)), play(self, *a, **k))[1])
+    together([compose(*ROOM, "design.race=0", "principal=ucb", f"seed={i}") for i in range(4)])
+    assert sizes and set(sizes) == {4}
+
+
+def test_a_seat_that_is_abandoned_hears_why():
+    rows = BatchedExecutor()
+    seat, heard = rows.seat(), []
+
+    def live() -> None:
+        try:
+            compute(compose(*ROOM, "principal=ucb"), seat)
+        except ConfigError as error:
+            heard.append(str(error))
+        finally:
+            seat.leave()
+
+    rows.abandon(ConfigError("all end"))
+    thread = threading.Thread(target=live)
+    thread.start()
+    rows.run()
+    thread.join()
+    assert heard == ["all end"]
+
+
+@pytest.mark.parametrize(("needed", "most"), [(False, PASSED_OVER + 2), (True, 2)])
+def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end(needed, most):
+    """Three others go on playing together until it was answered; one that others need, at once."""
+    rows, answered, waves = BatchedExecutor(), threading.Event(), []
+    config = compose(*ROOM, "principal=ucb")
+
+    def live(seat: Any, alone: bool) -> None:
+        try:
+            parts = build_parts(config, None)
+            loop = build_loop(config, parts)
+            neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.candidates)
+            request = loop.adaptation.episode(5, Seeds(0), neutral, 0)
+            with seat.apart() if alone and needed else nullcontext():
+                while not answered.is_set() and len(waves) < 1000:
+                    seat.answer(request)
+                    answered.set() if alone else waves.append(1)
+        finally:
+            seat.leave()
+
+    seats = [rows.seat("alike") for _ in range(3)] + [rows.seat()]
+    threads = [threading.Thread(target=live, args=(seat, seat is seats[3])) for seat in seats]
+    for thread in threads:
+        thread.start()
+    rows.run()
+    for thread in threads:
+        thread.join()
+    assert answered.is_set() and len(waves) < 3 * most

@@ -1,0 +1,167 @@
+"""Numbers out of replies: every form that models write, and those that are not accepted."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.vector_parser import VectorParser
+from llmrl.llms.structured import InvalidReply
+
+
+def read_numbers(text, n, d, **more):
+    return parse_answer(text, VectorParser([f"params[{i}]" for i in range(d)], n, **more))
+
+
+WANTED = [1.0, -0.5, 2.0]
+
+FORMS = {
+    "json": '{"reasoning": "r", "params": [1.0, -0.5, 2]}',
+    "json in a fence": '```json\n{"params": [1, -0.5, 2.0], "reasoning": "r"}\n```\nDone.',
+    "json after a draft": '{"params": [9, 9, 9]} no, rather {"params": [1, -0.5, 2]}',
+    "json with names": '{"params[0]": 1.0, "params[1]": -0.5, "params[2]": 2}',
+    "json with bare points": '{"reasoning": "", "params": [1., -.5, +2]}',
+    "published": "params[0]: 1.0; params[1]: -0.5; params[2]: 2.0\nBecause.",
+    "commas": "params[0]: 1.0, params[1]: -0.5, params[2]: 2.0",
+    "equals signs": "params[0] = 1.0, params[1] = -0.5, params[2] = 2.0",
+    "no digit before the point": "params[0]: 1, params[1]: -.5, params[2]: 2",
+    "exponents": "params[0]: 1e0, params[1]: -5e-1, params[2]: 0.2E+1",
+    "a typesetter's minus": "params[0]: 1, params[1]: \u22120.5, params[2]: 2",
+    "a dash": "params[0]: 1, params[1]: \u20130.5, params[2]: 2",
+    "a minus apart": "params[0]: 1, params[1]: - 0.5, params[2]: + 2",
+    "bold": "**params[0]**: 1.0, **params[1]:** -0.5, **params[2]** = **2.0**",
+    "code": "`params[0]`: `1.0`, `params[1]`: `-0.5`, `params[2]`: `2.0`",
+    "escaped": "params\\[0\\]: 1.0, params\\[1\\]: -0.5, params\\[2\\]: 2.0",
+    "one a line": "Here they are:\n- params[0]: 1.0\n- params[1]: -0.5\n- params[2]: 2.0\nGood luck!",
+    "a table": "| params[0] | 1.0 |\n| params[1] | -0.5 |\n| params[2] | 2.0 |",
+    "a fence": "```\nparams[0]: 1.0; params[1]: -0.5; params[2]: 2.0\n```",
+    "another order": "params[2]: 2.0, params[0]: 1.0, params[1]: -0.5",
+    "thought before": "<think>params[0]: 9, params[1]: 9, params[2]: 9?</think>\n[1, -.5, 2]",
+    "thought without a beginning": "so params[0]: 9, params[1]: 9, params[2]: 9\n</think>\n[1, -0.5, 2]",
+    "a channel": '<|channel|>analysis<|message|>[9, 9, 9]<|end|><|channel|>final<|message|>{"params": [1, -0.5, 2]}',
+    "a reason that quotes": "params[0]: 1, params[1]: -0.5, params[2]: 2\nThe best had params[0]: 7, and params[1]: 8.",
+    "full stops": "params[0]: 1.0. params[1]: -0.5. params[2]: 2.0.",
+    "a quoted row before": (
+        "params[0]: 7; params[1]: 8; params[2]: 9; f(params): 90.00\nparams[0]: 1; params[1]: -0.5; params[2]: 2\nWhy."
+    ),
+    "a quoted row after": (
+        "params[0]: 1; params[1]: -0.5; params[2]: 2\nAs params[0]: 7; params[1]: 8; params[2]: 9; f(params): 90."
+    ),
+    "a quoted row of many lines": (
+        "- params[0]: 7\n- params[1]: 8\n- params[2]: 9\n- **f(params)**: 90\nSo:\n"
+        "- params[0]: 1\n- params[1]: -0.5\n- params[2]: 2\n"
+    ),
+    "a quoted row right after": (
+        "params[0]: 1; params[1]: -0.5; params[2]: 2;\nparams[0]: 7; params[1]: 8; params[2]: 9; f(params): 90"
+    ),
+    "a value spoken of": "params[0]: 1; params[1]: -0.5; params[2]: 2\nThe best f(params): 90 can be beaten.",
+    "a bare list": "I try [1.0, -0.5, 2.0].",
+    "a bare list beside a quoted row": "Better than [3, 3, 3] -> 12.50 should be [1, -0.5, 2]",
+    "tags": "<policy>params[0]: 1, params[1]: -0.5, params[2]: 2</policy>",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form):
+    assert read_numbers(FORMS[form], 1, 3).answer.tolist() == [WANTED]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the reply is empty: there is no list of 3 numbers"),
+        ("I cannot help with that.", "there is no list of 3 numbers in the reply, and no JSON object"),
+        ('{"params": [1, 2]}', "params holds 2 numbers, 3 are needed"),
+        ('{"params": [1, 2, "many"]}', "a list of numbers holds 'many'"),
+        ('{"params": [1, 2, NaN]}', "a list of numbers holds nan"),
+        ('{"params": [1, ..., 3, 4]}', "params holds|a list of numbers holds"),
+        ('{"params[0]": 1, "params[2]": 2}', r"no number for params\[1\]"),
+        ("params[0]: 1, params[2]: 2", r"there is no number for params\[1\]$"),
+        ("params[0]: 10%, params[1]: 2, params[2]: 3", r"no number for params\[0\]"),  # of what is not known
+        ("params[0]: 1 to 2, params[1]: 2, params[2]: 3", "there is no"),
+        ("params[0]: 1.2.3, params[1]: 2, params[2]: 3", "there is no"),
+        ("params[1]: 1; params[2]: 2; params[3]: 3", "there is no"),  # perhaps counted from 1
+        ("<think>params[0]: 1, params[1]: 2", "the reply ends inside a thought"),
+        ("[1, 2], [1, 2, 3, 4]", "there is no"),
+        ("[1, 2, 3] -> 14.00", "there is no"),
+        ("[1, 2, 3] or [4, 5, 6]", "several different answers"),
+    ],
+)
+def test_what_is_not_accepted_and_why(text, message):
+    with pytest.raises(InvalidReply, match=message):
+        read_numbers(text, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "params[0]: one, params[1]: -1/2, params[2]: 2",
+        '{"params": [1, "-0,5", "2.0 units"]}',
+        '{"params": [0.5 + 0.5, -1/2, 2 * 1]}',
+        "params[0]: 1, params[1]: -0.5, params[2]: 2, params[3]: 4",  # there is no fourth
+        "params[0]: 9 -> 1; params[1]: 9 -> -0.5; params[2]: 9 -> 2",  # what it was, and what it is to be
+        "Counting from 1: params[1]: 1; params[2]: -0.5; params[3]: 2",
+        '{"reasoning": "r", "params": [1, -0.5, 2]',
+        "<think>I will answer\nparams[0]: 1; params[1]: -0.5; params[2]: 2",  # whole, though the thought never ends
+        "| params | was | new |\n|---|---|---|\n| params[0] | 9 | 1 |\n| params[1] | 9 | -0.5 |\n| params[2] | 9 | 2 |",
+    ],
+)
+def test_what_is_forgiven(text):
+    assert read_numbers(text, 1, 3).answer.tolist() == [WANTED]
+
+
+def test_a_row_that_was_shown_is_no_answer_and_a_new_one_with_a_value_made_up_is():
+    row = "params[0]: 1; params[1]: -0.5; params[2]: 2; f(params): 14.00"
+    assert read_numbers(row, 1, 3).answer.tolist() == [WANTED]
+    with pytest.raises(InvalidReply):
+        read_numbers(row, 1, 3, tried=[WANTED])
+    assert read_numbers('{"params": [1, -0.5, 2]}', 1, 3, tried=[WANTED]).answer.tolist() == [WANTED]
+
+
+def test_an_index_counts_not_the_place():
+    reading = read_numbers("params[1]: 5; params[0]: 4", 1, 2)
+    assert reading.answer.tolist() == [[4.0, 5.0]]
+
+
+def test_other_iterations_are_no_answer():
+    text = "params[0]: 1; params[1]: 2\n\nIteration 4\nparams[0]: 3; params[1]: 4"
+    assert read_numbers(text, 1, 2, turn=3).answer.tolist() == [[1.0, 2.0]]
+
+
+def test_several_vectors():
+    two = '{"reasoning": "both", "proposals": [[1, 2], [3, 4]]}'
+    reading = read_numbers(two, 2, 2)
+    assert reading.answer.tolist() == [[1, 2], [3, 4]] and reading.reasons == "both"
+    lines = "params[0]: 1; params[1]: 2\nparams[0]: 3; params[1]: 4\nwhy"
+    assert read_numbers(lines, 2, 2).answer.tolist() == [[1, 2], [3, 4]]
+    # Of too many the first count.
+    assert read_numbers("[1, 2]\n[3, 4]\n[5, 6]", 2, 2).answer.tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(InvalidReply, match="proposals holds 1 lists, 2 are needed"):
+        read_numbers('{"proposals": [[1, 2]]}', 2, 2)
+    with pytest.raises(InvalidReply, match="there is no 2 lists of 2 numbers"):
+        read_numbers("params[0]: 1; params[1]: 2", 2, 2)
+
+
+def test_reasons_are_kept():
+    assert read_numbers(FORMS["json"], 1, 3).reasons == "r"
+    assert read_numbers(FORMS["published"], 1, 3).reasons == "Because."
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.sampled_from([": ", " = ", ":"]), st.randoms())
+def test_what_was_written_is_read(numbers, sign, random):
+    named = [f"params[{i}]{sign}{x!r}" for i, x in enumerate(numbers)]
+    random.shuffle(named)
+    for text in ("; ".join(named), "\n".join(named), json.dumps({"params": numbers})):
+        np.testing.assert_array_equal(read_numbers(text, 1, len(numbers)).answer, [numbers])
+
+
+@given(st.text(max_size=300))
+def test_no_reply_breaks_it(text):
+    for reply in (text, f"params[0]: {text}", f"[{text}]", f'{{"params": [{text}]}}', f"<think>{text}"):
+        try:
+            assert np.isfinite(read_numbers(reply, 1, 2).answer).all()
+        except InvalidReply as fault:
+            assert str(fault)

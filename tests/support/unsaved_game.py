@@ -1,0 +1,35 @@
+"""A game in words that cannot be restored, as an engine's own games cannot; and somebody who watches games."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llmrl.core.observers import Observer
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+from llmrl.envs.gym.vec_env import GymnasiumEnv
+
+
+class Watcher(Observer):
+    """Looks on."""
+
+
+class UnsavedLake(GymnasiumEnv):
+    """Frozen Lake, which forgets where it stood; an episode is a function of its seed and of actions all the same."""
+
+    def __init__(self, seeds: Seeds, n_envs: int = 4, horizon: int = 8) -> None:
+        options: dict[str, Any] = {"horizon": horizon, "engine": "batched", "text": "frozen_lake"}
+        super().__init__(seeds, "FrozenLake-v1", n_envs=n_envs, **options)
+        self._alone = seeds, horizon
+        self.spec = replace(self.spec, deterministic=False)
+
+    def one_game(self) -> UnsavedLake:
+        seeds, horizon = self._alone
+        return UnsavedLake(seeds, 1, horizon)
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        raise AssertionError("it cannot be restored")

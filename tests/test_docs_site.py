@@ -1,0 +1,27 @@
+"""The site of the documentation: it builds without a warning, and its pages load nothing from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("material", reason="mkdocs-material is not installed (the extra docs)")
+ROOT = Path(__file__).parents[1]
+LOADED = re.compile(r"""<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]*\bhref="([^"]+)\"""")
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_it_builds_and_asks_nobody_else(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    told = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=told, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert {"index.html", "options.html", "protocols.html", "govern_a_village.html"} <= {page.name for page in pages}
+    loaded = {one or other for page in pages for one, other in LOADED.findall(page.read_text())}
+    assert not [address for address in loaded if address.startswith(("http:", "https:", "//"))]
+    assert 'id="llmrl.api.experiments.train"' in (tmp_path / "site" / "reference" / "api.html").read_text()

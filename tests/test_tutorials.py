@@ -1,0 +1,101 @@
+"""The tutorials of docs/learn: their commands compose, notebooks are those of their pages and run from end to end."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import notebooks
+import pytest
+
+from llmrl.core.errors import ConfigError
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.parts import check_values
+
+PAGES = notebooks.pages()
+LEARN = ["learn.env_steps=8", "learn.rollout_steps=4", "learn.evaluate_episodes=2", "play.episodes=2", "env.n_envs=2"]
+SMALL = {
+    "name=village": [
+        *("env.n_envs=2", "env.horizon=6", "agent.init_from=null", "design.steps=2", "design.candidates=2"),
+        *("design.adapt_rounds=1", "design.validate_episodes=1", "design.references=0", "design.rollout_steps=null"),
+    ],
+    "latest:village": ["--video-steps", "4", "--episodes", "2"],
+    "name=asked": ["play.episodes=2", "env.n_envs=2"],
+    "experiment=first/teacher": [*LEARN, "seed=0"],
+    "name=walker": ["env.horizon=6"],
+    "experiment=first/zero_shot": ["env.n_envs=1", "env.horizon=6", "play.episodes=1", "seed=0"],
+    "experiment=first/search": [
+        *("search.iterations=2", "search.episodes=1", "search.evaluate_episodes=2", "search.race=0", "seed=0"),
+    ],
+}
+"""What cuts a command to seconds, by a word that is in it; of each key what is typed last counts."""
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's bash blocks, comments dropped and continued lines joined."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def shortened(line: str) -> str:
+    """A command that takes seconds."""
+    for word, options in SMALL.items():
+        if word in shlex.split(line):
+            return shlex.join([*shlex.split(line), *options])
+    return line
+
+
+def test_there_are_three():
+    assert [page.stem for page in PAGES] == ["govern_a_village", "play_and_search", "teach_a_student"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_notebook_is_that_of_its_page(page):
+    """After a change of a page: python scripts/notebooks.py."""
+    assert page.with_suffix(".ipynb").read_text() == notebooks.written(page)
+
+
+def test_a_notebook_has_text_commands_and_code():
+    made = notebooks.notebook("# A\n\nSee:\n\n```bash\nllmrl-train\n```\n\n```python\n1 + 1\n```\n\n```text\nx\n```\n")
+    assert [cell.cell_type for cell in made.cells] == ["markdown", "code", "code", "code", "markdown"]
+    assert [cell.source for cell in made.cells[2:]] == ["%%bash\nllmrl-train", "1 + 1", "```text\nx\n```"]
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
+def test_a_command_composes(line):
+    command, *words = shlex.split(line)
+    assert command in ("llmrl-train", "llmrl-evaluate", "llmrl-report", "llmrl-llm")
+    if command == "llmrl-train":
+        chosen = [w if "[" in w else w.split(",")[0] for w in words if w != "--multirun" and "latest:" not in w]
+        check_values(Experiment.compose(*chosen).config)
+
+
+def test_a_command_that_does_not_compose_is_found():
+    with pytest.raises(ConfigError):
+        test_a_command_composes("llmrl-train env=village")
+
+
+def test_what_is_cut_is_there():
+    told = {word for page in PAGES for line in commands(page) for word in shlex.split(line)}
+    assert not set(SMALL) - told
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_notebook_runs(page, tmp_path):
+    """In a kernel of its own, with commands that take seconds; those for a real model are only composed."""
+    nbformat, nbclient = import_module("nbformat"), import_module("nbclient")
+    made = nbformat.reads(page.with_suffix(".ipynb").read_text(), as_version=4)
+    for cell in made.cells:
+        if cell.cell_type == "code" and cell.source.startswith("%%bash\n"):
+            lines = cell.source.removeprefix("%%bash\n").replace("\\\n", " ").splitlines()
+            kept = [shortened(line.split("  #")[0]) for line in lines if "llm=gpt" not in line]
+            cell.source = "%%bash\nset -e\n" + "\n".join(kept)
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(made, timeout=600, startup_timeout=300, resources=place).execute()
+    assert not [o for cell in made.cells for o in cell.get("outputs", ()) if o.output_type == "error"]
+    assert list((tmp_path / "outputs").glob("*/*/s0/summary.json"))
