@@ -5,9 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.mechanisms import Incentives
 from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.grid_text import SpriteCodes, told
@@ -20,11 +18,6 @@ pytestmark = pytest.mark.meltingpot
 def game(substrate="cleanup", render=False, **options):
     settings = SubstrateSettings(substrate, 1, observe=["pixels", "text", "vector"], **options)
     return MeltingPotEnv(settings, Seeds(0), render)
-
-
-def test_words_tell_the_plain_game_only():
-    with pytest.raises(ConfigError, match=r"env\.mechanism=null"):
-        game(mechanism=Incentives())
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
+from llmrl.core.part_factory import PartFactory
 from llmrl.core.trust import Trust
 
 INJECTED = (
@@ -71,9 +72,13 @@ class Builder:
     def value(self, value: Any, hint: Any, where: str) -> Any:
         """Return one argument, checked against the type `hint`; nodes with a `_target_` in it are built.
 
+        With the hint `PartFactory` the node is not built, but wrapped.
+
         Raises:
             ConfigError: the value does not fit `hint`, or as `build`.
         """
+        if hint is PartFactory:
+            return self._factory(value, where)
         return checked(self._value(value, where), hint, where)
 
     def check(self, node: Mapping[str, Any], where: str) -> None:
@@ -91,8 +96,9 @@ class Builder:
             if name not in parameters or name == "trust":
                 settable = [each for each in parameters if each != "trust" and (each in node or each not in INJECTED)]
                 raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
-            if isinstance(value, Mapping) and "_target_" in value:
-                self.check(value, f"{where}.{name}")
+            if nodes := nested(name, value):
+                for place, part in nodes:
+                    self.check(part, f"{where}.{place}")
             elif name in hints:
                 checked(value, hints[name], f"{where}.{name}")
 
@@ -102,13 +108,22 @@ class Builder:
             return False
         if name in inspect.signature(self.locate(node["_target_"], where)).parameters:
             return True
-        inside = [(key, part) for key, part in node.items() if isinstance(part, Mapping) and "_target_" in part]
+        inside = [pair for key, value in node.items() for pair in nested(key, value)]
         return any(self.needs(part, name, f"{where}.{key}") for key, part in inside)
 
     def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Return whether the part declares the injected parameter `name` without a default."""
         parameter = inspect.signature(self.locate(node["_target_"], where)).parameters[name]
         return parameter.default is inspect.Parameter.empty
+
+    def _factory(self, node: Any, where: str) -> PartFactory:
+        if not isinstance(node, Mapping) or node.get("_target_") is None:
+            raise ConfigError(f"{where}={node!r}: the options of a part are needed, with its _target_")
+
+        def build(options: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
+            return Builder({**self.injected, **injected}, self.trust.modules).build(options, where)
+
+        return PartFactory(build, self.locate(node["_target_"], where), node, where)
 
     def _value(self, value: Any, where: str) -> Any:
         if isinstance(value, Mapping):
@@ -126,3 +141,12 @@ class Builder:
             ConfigError: as `Trust.locate`.
         """
         return self.trust.locate(target, f"{where}._target_")
+
+
+def nested(key: str, value: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the parts that the value of an option consists of, each with its place: one, those of a list, or none."""
+    if isinstance(value, Mapping):
+        return [(key, value)] if "_target_" in value else []
+    if not isinstance(value, list | tuple):
+        return []
+    return [(f"{key}[{i}]", x) for i, x in enumerate(value) if isinstance(x, Mapping) and "_target_" in x]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -301,3 +301,21 @@ class CallEstimate:
     completion_tokens: int
     quoted: int = 0
     shares: Mapping[str, float] = field(default_factory=lambda: {CHOSEN: 1.0})
+
+    @classmethod
+    def total(cls, several: Sequence[CallEstimate]) -> CallEstimate:
+        """Return the sum of estimates; shares are weighted by prompt tokens, which dominate costs."""
+        tokens = sum(each.prompt_tokens for each in several)
+        shares: dict[str, float] = {}
+        for each in several:
+            weight = each.prompt_tokens / tokens if tokens else 1 / len(several)
+            for model, share in each.shares.items():
+                shares[model] = shares.get(model, 0.0) + share * weight
+        return cls(
+            calls=sum(each.calls for each in several),
+            most_calls=sum(each.most_calls for each in several),
+            prompt_tokens=tokens,
+            completion_tokens=sum(each.completion_tokens for each in several),
+            quoted=sum(each.quoted for each in several),
+            shares=shares or {CHOSEN: 1.0},
+        )

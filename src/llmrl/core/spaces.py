@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -272,6 +272,10 @@ class EnvSpec:
         has_reward_jacobian: whether steps have a `reward_jacobian`.
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent, where agents have roles; else empty.
+        seats: index of each of these agents among the players of the game, where the spec is that of a part of a
+            society (`EnvSpec.part`); empty: the spec is that of all of them.
+        game_size: number of players of the game then; None: `n_agents`.
+        kinds: indices of the agents of each kind, by name, where a society is mixed; episodes then have their returns.
         continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
             discrete actions.
         text: description for language-model players; None if the game has no text.
@@ -300,6 +304,9 @@ class EnvSpec:
     has_reward_jacobian: bool = False
     deterministic: bool = True
     agent_names: tuple[str, ...] = ()
+    seats: tuple[int, ...] = ()
+    game_size: int | None = None
+    kinds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     continuous_actions: ContinuousActions | None = None
     text: EnvDescription | None = None
     facts: Mapping[str, float | bool] = field(default_factory=dict)
@@ -330,6 +337,38 @@ class EnvSpec:
             return ()
         told = () if self.text is None else tuple(name for name, _ in self.text.actions)
         return told if len(told) == self.continuous_actions.dim else self.continuous_actions.names
+
+    @property
+    def n_players(self) -> int:
+        """Number of players of a game, also of those that are not among these agents."""
+        return self.game_size or self.n_agents
+
+    @property
+    def player_names(self) -> tuple[str, ...]:
+        """What players call these agents: their names, or else `player 1`, `player 2`, ..."""
+        return self.agent_names or tuple(f"player {seat + 1}" for seat in self.seats or range(self.n_agents))
+
+    def part(self, seats: Sequence[int], texts: bool) -> EnvSpec:
+        """Return the spec of some of the agents, for a part that plays in their place.
+
+        Args:
+            seats: indices of these agents, in increasing order.
+            texts: whether the part reads; otherwise it is shown no texts.
+        """
+        shown = {
+            name: replace(channel, parts=tuple(channel.parts[i] for i in seats)) if channel.parts else channel
+            for name, channel in self.observation.items()
+            if texts or channel.dtype != "object"
+        }
+        return replace(
+            self,
+            n_agents=len(seats),
+            observation=shown,
+            agent_names=tuple(self.agent_names[i] for i in seats) if self.agent_names else (),
+            seats=tuple(seats),
+            game_size=self.n_agents,
+            kinds={},
+        )
 
     def continuations(self, channel: str) -> tuple[str, ...]:
         """Return, for each action, the text that a language model scores after a text of `channel`."""

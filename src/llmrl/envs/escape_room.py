@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs.env_errors import guarded
-
-DOOR_REWARD = 10.0
-MOVE_REWARD = -1.0
+from llmrl.envs.escape_room_text import DOOR_REWARD, MOVE_REWARD, game_text, told
+from llmrl.envs.mechanism_text import MechanismReport
 
 _TILE = 56  # pixels
 _WALL, _FLOOR = (40, 42, 48), (226, 222, 212)
@@ -49,6 +48,7 @@ class EscapeRoom:
 
     **Observation.** `vector` [n_envs, n_agents, n_agents * n_places + n_levers] float32: the place of each agent and
     the context, one-hot, the same for all agents. `mechanism` [n_envs, n_agents, n_places] float32 if it is shown.
+    `text` [n_envs, n_agents] if it is observed: the same in words (`escape_room_text`).
 
     **End.** Truncated after `horizon` steps; no other end. With 5 agents, 3 levers, 2 needed and 5 steps, the maximum
     total return of an episode before incentives is 5 * (3 * 10 - 2) = 140.
@@ -64,6 +64,7 @@ class EscapeRoom:
         mechanism: whether a principal can pay incentives.
         max_incentive: upper bound of each incentive, reward per step.
         show_mechanism: whether agents observe the incentives.
+        observe: channels that agents observe, of `vector` and `text`.
         stay_penalty: whether the -1 while the door is open also applies to agents that stayed where they were.
         observation_divisor: divisor of the `vector` channel.
         name_lever: whether contexts are named after the working lever. Otherwise they are called `room_0`, `room_1`,
@@ -106,6 +107,7 @@ class EscapeRoom:
         stay_penalty: bool = True,
         observation_divisor: PositiveFloat = 1.0,
         name_lever: bool = True,
+        observe: Sequence[Literal["vector", "text"]] = ("vector",),
     ) -> None:
         self._resized = partial(
             EscapeRoom,
@@ -121,7 +123,10 @@ class EscapeRoom:
             stay_penalty=stay_penalty,
             observation_divisor=observation_divisor,
             name_lever=name_lever,
+            observe=observe,
         )
+        if not observe:
+            raise ConfigError("env.observe is empty: agents need something to see, e.g. observe=[vector]")
         if min_at_lever >= n_agents:
             raise ConfigError(
                 f"min_at_lever={min_at_lever} leaves none of {n_agents} agents for the door; at most {n_agents - 1}"
@@ -135,12 +140,17 @@ class EscapeRoom:
         self._n_places = n_places = n_levers + 2
         self._fixed_context, self._stay_penalty, self._divisor = fixed_context, stay_penalty, observation_divisor
         places = (*(f"lever_{i}" for i in range(n_levers)), "door", "start")
-        channels = {"vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / observation_divisor)}
+        offered = {
+            "vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / observation_divisor),
+            "text": Channel((), "object"),
+        }
+        channels = {name: channel for name, channel in offered.items() if name in observe}
         if show_mechanism:
             channels["mechanism"] = Channel((n_places,), "float32", 0.0, max_incentive)
         dealt = range(n_levers) if name_lever else seeds.numpy("names").permutation(n_levers).tolist()
         called = [f"lever_{i}_works" if name_lever else f"room_{i}" for i in dealt]
         metrics: dict[str, Aggregate] = {f"agents_at_{place}": "mean" for place in places}
+        space = _mechanism(places, max_incentive) if mechanism else None
         self.spec = EnvSpec(
             name="escape_room",
             n_envs=n_envs,
@@ -149,13 +159,20 @@ class EscapeRoom:
             n_actions=n_places,
             action_names=tuple(f"go_to_{place}" for place in places),
             horizon=horizon,
-            mechanism=_mechanism(places, max_incentive) if mechanism else None,
+            mechanism=space,
             contexts=tuple(called[i] for i in range(n_levers) if fixed_context in (None, i)),
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
             has_reward_jacobian=mechanism,
+            text=game_text(places, n_agents, min_at_lever, horizon, stay_penalty, space, show_mechanism)
+            if "text" in observe
+            else None,
             facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty, "names_lever": name_lever},
         )
+        self._report: MechanismReport | None = None
+        if space is not None and "text" in observe:
+            self._report = MechanismReport(space, n_envs, n_agents, show_mechanism)
+        self._names = places
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games
         # Working levers of the next episodes, [n_envs]; None: drawn.
@@ -192,6 +209,8 @@ class EscapeRoom:
         self._place[chosen] = self._start
         self._time[chosen] = 0
         self._ended[chosen] = False
+        if self._report is not None:
+            self._report.begin(chosen)
         return self._observe()
 
     def step(self, action: Array) -> Step:
@@ -226,6 +245,9 @@ class EscapeRoom:
         info = {name: counts[:, i] * active for i, name in enumerate(self.spec.metrics) if i < self._n_places}
         info["door_open"] = door_open & active
         info["incentives_paid"] = paid.sum(axis=1)
+        reward_jacobian = self._reward_jacobian(active) if self.spec.has_reward_jacobian else None
+        if self._report is not None:
+            self._report.settle(base, reward_jacobian, self._incentives, active, {})
         return Step(
             observation=self._observe(),
             reward=(base + paid).astype(np.float32),
@@ -233,7 +255,7 @@ class EscapeRoom:
             terminated=np.zeros(n_envs, dtype=bool),
             truncated=self._ended.copy(),
             info={name: value.astype(np.float32) for name, value in info.items()},
-            reward_jacobian=self._reward_jacobian(active) if self.spec.has_reward_jacobian else None,
+            reward_jacobian=reward_jacobian,
         )
 
     def pair_games(self, groups: int) -> None:
@@ -293,11 +315,11 @@ class EscapeRoom:
             "lever": self._lever.copy(),
             "time": self._time.copy(),
             "ended": self._ended.copy(),
+            "report": None if self._report is None else self._report.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        # States saved by an earlier version have a single generator, `rng`.
-        saved = state.get("rngs") or [state["rng"]]
+        saved = state["rngs"]
         self._rngs = [np.random.default_rng() for _ in saved]
         for rng, each in zip(self._rngs, saved, strict=True):
             rng.bit_generator.state = each
@@ -307,6 +329,8 @@ class EscapeRoom:
         self._lever = state["lever"].copy()
         self._time = state["time"].copy()
         self._ended = state["ended"].copy()
+        if self._report is not None:
+            self._report.load_state_dict(state["report"])
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -337,10 +361,25 @@ class EscapeRoom:
         # A game that was never reset has no context yet.
         known = np.flatnonzero(self._lever >= 0)
         vector[known, n_agents * self._n_places + self._lever[known]] = value
-        observation = {"vector": np.repeat(vector[:, None], n_agents, axis=1)}
+        observation: Observation = {}
+        if "vector" in self.spec.observation:
+            observation["vector"] = np.repeat(vector[:, None], n_agents, axis=1)
+        if "text" in self.spec.observation:
+            observation["text"] = self._texts()
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._incentives.astype(np.float32)[:, None], n_agents, axis=1)
         return observation
+
+    def _texts(self) -> np.ndarray:
+        """Return what each agent is told, [n_envs, n_agents]; nothing in games that have ended."""
+        texts = np.full(self._place.shape, "", dtype=object)
+        for game, agent in np.argwhere(~self._ended[:, None] & np.ones_like(self._place, dtype=bool)).tolist():
+            more = {} if self._report is None else self._report.told(game, agent, self._incentives[game])
+            places = self._place[game].tolist()
+            texts[game, agent] = told(
+                self._names, places, agent, int(self._lever[game]), int(self._horizon - self._time[game]), more
+            )
+        return texts
 
     def _draw_agents(self, tile: np.ndarray, here: np.ndarray) -> None:
         """Draw agents as dots, each at a fixed position in its tile, so that it can be followed between frames."""

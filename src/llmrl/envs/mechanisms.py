@@ -71,11 +71,13 @@ class Settlement:
         base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents].
         reward_jacobian: derivative of each player's reward by each of the d values, [n_envs, n_agents, d].
         metrics: the mechanism's `metrics`, each [n_envs].
+        player_facts: the mechanism's `player_facts`, each [n_envs, n_agents].
     """
 
     base_reward: Floats
     reward_jacobian: Floats
     metrics: Mapping[str, Floats] = field(default_factory=dict)
+    player_facts: Mapping[str, Floats] = field(default_factory=dict)
 
     def reward(self, values: Array) -> Array:
         """Return the rewards after the mechanism under `values` [n_envs, d], [n_envs, n_agents]."""
@@ -97,6 +99,8 @@ class Mechanism(Protocol):
         needs_dirt: whether it pays for cleaning, and so needs an environment with dirt.
         facts: facts that prompts state beside the parameters' descriptions (`EnvSpec.facts`).
         base_reward: reward of an agent before the mechanism, in words.
+        rule: what holds whatever is set, in words for players: who gets what is taken, and who pays.
+        player_facts: what decides about a player's payments in the next step, by name, in words for that player.
     """
 
     spec: ParameterSpace
@@ -105,6 +109,8 @@ class Mechanism(Protocol):
     needs_dirt: bool
     facts: Mapping[str, float | bool]
     base_reward: str
+    rule: str
+    player_facts: Mapping[str, str]
 
     def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
         """Return the settlement of one step. Call it once per step, because a mechanism may have a memory.
@@ -158,6 +164,7 @@ class BracketedTax:
 
     needs_dirt = False
     base_reward = RAW_REWARD
+    rule = "What is taken in a step is shared equally among all players, those who paid it included."
 
     def __init__(
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
@@ -176,6 +183,12 @@ class BracketedTax:
             "tax",
             tuple(self._parameter(k) for k in range(len(self.edges))),
             sentence=f"Takes of each apple {{effects}} in the last {window + 1} steps; all agents share it equally.",
+        )
+        self._fact = f"apples_in_the_last_{window}_steps"
+        self.player_facts: Mapping[str, str] = (
+            {self._fact: "apples that you ate in these steps; with those of the next step they decide which rate holds"}
+            if window
+            else {}
         )
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
@@ -212,7 +225,8 @@ class BracketedTax:
         eaten, reward_jacobian = tax_jacobian(events.raw, income, *self._bounds, self.multiplier)
         collected = self.multiplier * (values * eaten).sum(-1)
         metrics = {"tax_collected": collected, **{name: eaten[:, k] for k, name in enumerate(self.details)}}
-        return Settlement(events.raw, reward_jacobian, metrics)
+        facts = {} if self._past is None else {self._fact: self._past.sum(0)}
+        return Settlement(events.raw, reward_jacobian, metrics, facts)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
@@ -261,6 +275,8 @@ class Incentives:
     """
 
     needs_dirt = True
+    rule = "No player pays for these payments."
+    player_facts: Mapping[str, str] = {}
     details = ("incentives_eat", "incentives_clean", "incentives_other")
     metrics: Mapping[str, Aggregate] = {
         "incentives_paid": "sum",

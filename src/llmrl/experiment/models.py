@@ -14,6 +14,7 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import options
 from llmrl.core.records import CHOSEN
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.members import parts_of, with_parts
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
@@ -147,10 +148,11 @@ def with_others(config: Config) -> dict[str, Any]:
     llm, agent = config.get("llm"), config.get("agent") or {}
     if not isinstance(llm, Mapping):
         return dict(config)
-    players, given = agent.get("players"), llm.get("others") or {}
-    if not players and not given:
+    given = llm.get("others") or {}
+    readers = [part for part in parts_of(agent) if "players" in part]
+    if not any(part["players"] for part in readers) and not given:
         return dict(config)
-    named = [str(name) for name in dict.fromkeys(players or [CHOSEN])]
+    named = [str(name) for name in dict.fromkeys(name for part in readers for name in part["players"] or [CHOSEN])]
     if unused := [name for name in given if name not in named]:
         raise ConfigError(
             f"llm.others.{unused[0]} is the model of no player: agent.players names {', '.join(named)} alone"
@@ -165,11 +167,18 @@ def with_others(config: Config) -> dict[str, Any]:
                 f"llm={named[0]}, or write {CHOSEN} for one of them"
             )
         del others[same]
-        assert isinstance(players, Mapping | list)
-        known = {name: CHOSEN if name == same else name for name in named}
-        pairs = {known[name]: n for name, n in players.items()} if isinstance(players, Mapping) else None
-        agent = {**agent, "players": pairs or [known[name] for name in players]}
+        agent = with_parts(agent, functools.partial(_renamed, name=same))
     return {**config, "agent": agent, "llm": {**llm, "others": others}}
+
+
+def _renamed(part: Config, name: str) -> Config:
+    """Return the options of an agent whose players `name` are called the chosen model."""
+    players = part.get("players")
+    if not players:
+        return part
+    if isinstance(players, Mapping):
+        return {**part, "players": {CHOSEN if each == name else each: n for each, n in players.items()}}
+    return {**part, "players": [CHOSEN if each == name else each for each in players]}
 
 
 def _model(node: Config) -> dict[str, Any]:

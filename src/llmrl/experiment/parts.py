@@ -23,6 +23,7 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.distributed_checks import check_together, processes_here
 from llmrl.experiment.loggers import check_loggers
+from llmrl.experiment.members import parts_of
 from llmrl.experiment.models import POLICIES, asking
 from llmrl.experiment.resources import RunResources
 from llmrl.experiment.watched_closely import FiniteCheck, with_one_episode
@@ -99,7 +100,7 @@ def build_parts(
     env_node = dict(config["env"])
     if render is None and config.get("play", {}).get("videos"):
         render = True
-    if (config.get("agent") or {}).get("show_frames"):
+    if any(part.get("show_frames") for part in parts_of(config.get("agent") or {})):
         render = True
     if render is not None and "render" in env_node:
         env_node["render"] = render
@@ -139,6 +140,8 @@ def build_parts(
             if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
                 raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
             agents.append(builder.build(config["agent"], "agent"))
+        if kinds := getattr(agents[0], "kinds", None):
+            env.spec = replace(env.spec, kinds=kinds)
         # A principal is told the objective it is judged on.
         judged, cost = judged_on(config, env.spec), spending_cost(config)
         offered["spec"] = replace(env.spec, objective=judged, spending_cost=cost)

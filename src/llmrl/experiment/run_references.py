@@ -18,6 +18,7 @@ from typing import Any
 
 from llmrl.config import input_digests
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.experiment.members import parts_of, reads
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_lookup import RunReference, experiment_runs, is_finished, listing, newest_run, only_of, parsed
 from llmrl.run.config_hash import RESOLVED, config_hash
@@ -392,7 +393,7 @@ def composed(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], li
 
 def _inherit(own: dict[str, Any], config: Config) -> None:
     """Copy the environment of `config`, and the options that shape its agents' weights, to the preset's config."""
-    env, agent = config["env"], config["agent"]
+    env = config["env"]
     for name in ("_target_", "substrate"):
         if own["env"].get(name) != env.get(name):
             raise ConfigError(
@@ -400,5 +401,11 @@ def _inherit(own: dict[str, Any], config: Config) -> None:
                 f"{env.get(name)} here"
             )
     own["env"] = {**copy.deepcopy(dict(env)), **{name: own["env"][name] for name in OWN_GAMES if name in own["env"]}}
-    if own["agent"].get("_target_") == agent.get("_target_"):
-        own["agent"] |= {name: copy.deepcopy(agent[name]) for name in SHAPE if name in agent and name in own["agent"]}
+    if not reads(own) and own["env"].get("observe"):  # words are for those beside them who read
+        own["env"]["observe"] = [channel for channel in own["env"]["observe"] if channel != "text"]
+    for agent in parts_of(config["agent"]):
+        if own["agent"].get("_target_") == agent.get("_target_"):
+            own["agent"] |= {
+                name: copy.deepcopy(agent[name]) for name in SHAPE if name in agent and name in own["agent"]
+            }
+            break

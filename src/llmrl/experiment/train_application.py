@@ -10,6 +10,7 @@ from llmrl.core.threads import exclusive
 from llmrl.experiment import reference_line_runs
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_alike
+from llmrl.experiment.members import with_members, with_texts
 from llmrl.experiment.models import asking, model_asked, with_others
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.plan import plan, shortage
@@ -41,7 +42,7 @@ class TrainApplication(Application):
         return ["llm"] if asking(config) else []
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        return with_digests(only_read(with_others(config)))
+        return with_digests(only_read(with_others(with_texts(with_members(config)))))
 
     def check_values(self, config: Config, resources: RunResources) -> None:
         check_values(config, resources)

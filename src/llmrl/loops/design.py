@@ -68,7 +68,10 @@ class DesignLoop:
         self.horizon = checked_horizon(env.spec, principal, settings)
         self.env, self.agents, self.principal, self.seeds = env, parts.agents, principal, parts.seeds
         self.settings, self.meter = settings, parts.meter
-        self.steps, self.candidates, self.adapt_rounds = settings.steps, settings.candidates, settings.adapt_rounds
+        self.steps, self.candidates = settings.steps, settings.candidates
+        # Whoever neither learns nor carries anything on plays the same in the last round as in the first.
+        adapts = any(agent.learns or getattr(agent, "carried", ()) for agent in parts.agents)
+        self.adapt_rounds = settings.adapt_rounds if adapts else 0
         self.reset_agents = settings.reset_agents
         self.contestants, self.race_rounds = settings.race, settings.race_rounds
         consecutive = settings.society_seeds == "consecutive"
@@ -141,12 +144,21 @@ class DesignLoop:
         whose, each = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
         return [
             ("  principal steps", f"{self.steps:,}{several}{each}"),
-            ("  adaptation", f"{self.adapt_rounds:,} rounds x {games} games {whose}, {updates} each"),
+            ("  adaptation", self._told_of_adaptation(f"{games} games {whose}, {updates} each")),
             ("  validation", f"{self.validate_rounds * games:,} episodes {whose}"),
             ("  objective", self.objective.name + cost),
             ("  best proposal", self._told_of_race()),
             ("environment steps", f"{'at most ' if self.contestants else ''}{self.env_steps:,}"),
         ]
+
+    def _told_of_adaptation(self, each: str) -> str:
+        if self.adapt_rounds:
+            return f"{self.adapt_rounds:,} rounds x {each if self.agents[0].learns else each.rpartition(',')[0]}"
+        return (
+            "none"
+            if self.agents[0].learns
+            else "none: these agents do not learn, and carry nothing to the next episode"
+        )
 
     def _told_of_race(self) -> str:
         """How it is named, in words for a plan."""
@@ -159,9 +171,16 @@ class DesignLoop:
         )
 
     def estimate(self) -> CallEstimate | None:
-        if not isinstance(self.principal, EstimatesCalls):
-            return None
-        return self.principal.estimate(self.steps, self.candidates)
+        asks: list[CallEstimate] = []
+        if isinstance(self.principal, EstimatesCalls):
+            asks.append(self.principal.estimate(self.steps, self.candidates))
+        rounds = (self.steps + self._most_heats) * (self.adapt_rounds + self.validate_rounds)
+        asks += [
+            agent.estimate(self.horizon, rounds * self.societies.games)
+            for agent in self.agents
+            if isinstance(agent, EstimatesCalls)
+        ]
+        return CallEstimate.total(asks) if asks else None
 
     def requests(self, run: RunContext) -> Requests[float]:
         """Returns the objective averaged over the proposals of the last fifth of the principal steps."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
+from llmrl.algorithms.societies.partitioned_policy import partitioned, split
 from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
@@ -55,7 +55,7 @@ class Societies:
         if several == 1:  # else the seeds of a reset say which games are alike
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
-        self.policy = PartitionedPolicy(policies, self.games)
+        self.policy = partitioned(policies, self.games)
 
     def reset(self) -> None:
         """Original weights; what a reset does not touch (an optimizer that is kept) becomes that of the society under

@@ -122,7 +122,7 @@ class ActorCritic(nn.Module):
         self.joined = tuple(name for name in chosen if name not in spatial)
         self.words = MISSION if s.core == "film" else None
         # With a single agent the index carries no information.
-        self.vectors = (*self.joined, PLAYER) if spec.n_agents > 1 else self.joined
+        self.vectors = (*self.joined, PLAYER) if spec.n_players > 1 else self.joined
         self.join, self.central = s.join, s.critic == "central"
         if s.join == "core" and self.image is not None and s.core == "film":
             raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
@@ -130,7 +130,7 @@ class ActorCritic(nn.Module):
             raise ConfigError(f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}")
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.joined}
         seen = sum(widths.values())
-        width = seen + (spec.n_agents if PLAYER in self.vectors else 0)
+        width = seen + (spec.n_players if PLAYER in self.vectors else 0)
         own = slice(0, 0)
         if MECHANISM in widths:
             start = sum(widths[name] for name in self.joined[: self.joined.index(MECHANISM)])
@@ -167,7 +167,7 @@ class ActorCritic(nn.Module):
             self.joint_columns = [
                 agent * seen + i for agent in range(spec.n_agents) for i in range(own.start, own.stop)
             ]
-            head = [spec.n_agents * seen + spec.n_agents, *s.core_hidden, self.n_features, *s.head_hidden]
+            head = [spec.n_agents * seen + spec.n_players, *s.core_hidden, self.n_features, *s.head_hidden]
         self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

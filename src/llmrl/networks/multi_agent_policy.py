@@ -37,7 +37,8 @@ class SocietyPolicy(nn.Module):
         if core_frozen:
             for member in members:
                 member.core.requires_grad_(False)
-        self.register_buffer("identity", torch.eye(spec.n_agents), persistent=False)
+        seats = list(spec.seats or range(spec.n_agents))
+        self.register_buffer("identity", torch.eye(spec.n_players)[seats], persistent=False)
 
     def groups(self) -> list[tuple[ActorCritic, slice]]:
         """Return each network with its agents, as a slice of the agent axis."""

@@ -143,7 +143,7 @@ class EpisodeAccumulator:
                 returns=returns[i],
                 base_returns=base_returns[i],
                 length=n,
-                summaries=dict(zip(spec.metrics, row, strict=True)),
+                summaries=dict(zip(spec.metrics, row, strict=True)) | self._of_kinds(returns[i], base_returns[i]),
                 gains=gains[i],
                 gain_times=gain_times[i],
                 game=g,
@@ -153,3 +153,11 @@ class EpisodeAccumulator:
                 zip(length.tolist(), values.tolist(), games.tolist(), begun.tolist(), strict=True)
             )
         ]
+
+    def _of_kinds(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
+        """Return the mean returns of the players of each kind, in a mixed society."""
+        found = {}
+        for name, seats in self.spec.kinds.items():
+            found[f"return_{name}"] = float(returns[list(seats)].mean())
+            found[f"base_return_{name}"] = float(base_returns[list(seats)].mean())
+        return found

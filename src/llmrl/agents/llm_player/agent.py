@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmrl.agents.llm_player.answer_format import LESSON_TURNS, AnswerWith
 from llmrl.agents.llm_player.conversation import SHOWN, PlayerConversation, Show
@@ -62,6 +62,8 @@ class LLMPlayer(NonLearningAgent):
         ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
             there is no budget; the examples do not exist; the model accepts no images; or `players` does not match.
     """
+
+    reads_texts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class LLMPlayer(NonLearningAgent):
         """Return the metrics of `LLMPolicy.metrics`."""
         return self.policy.metrics()
 
-    def estimate(self, steps: int, n: int) -> CallEstimate:
+    def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """Estimate the calls for `n` episodes of `steps` steps, played in the environment's number of parallel games.
 
         With an action mask an action may become illegal at any step, so one call per step is assumed. Prompts are
@@ -227,6 +229,6 @@ def _slots(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[s
     if len(names) != spec.n_agents:
         raise ConfigError(
             f"agent.players names the models of {len(names)} players, and env={spec.name} has {spec.n_agents}: "
-            f"{', '.join(spec.agent_names) or f'player 1 to {spec.n_agents}'}"
+            f"{', '.join(spec.player_names)}"
         )
     return tuple(names)

@@ -262,7 +262,11 @@ class LLMPolicy:
         return Query(messages, prompt.name, prompt.hash, self._schema, place, model)
 
     def _place(self, game: int, agent: int, what: object) -> str:
-        return "" if self.episodes is None else f"episode {self.episodes[game]}, player {agent}, {what}"
+        return "" if self.episodes is None else f"episode {self.episodes[game]}, player {self._seat(agent)}, {what}"
+
+    def _seat(self, agent: int) -> int:
+        """Return which player of the whole game an agent is, from 0."""
+        return self.spec.seats[agent] if self.spec.seats else agent
 
     def _fitting(self, seat: PlayerConversation, prompt: Prompt, model: str) -> tuple[Message, ...]:
         """The messages with as many earlier turns as the model's context window takes."""
@@ -354,7 +358,6 @@ class LLMPolicy:
         return Query(messages, prompt.name, prompt.hash, model=model)
 
     def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
-        names = self.spec.agent_names or tuple(f"player {i + 1}" for i in range(self.spec.n_agents))
         examples = [self.answers.shown(action) for action in self.answers.examples()]
         before = {"reflection": "..."} if self.settings.reflection else {}
         before |= {"plan": "..."} if self.settings.plan else {}
@@ -364,8 +367,8 @@ class LLMPolicy:
             observation=self.text.observation,
             actions=self.answers.told,
             numbers=self.spec.continuous_actions is not None,
-            n_agents=self.spec.n_agents,
-            agent=names[agent],
+            n_agents=self.spec.n_players,
+            agent=self.spec.player_names[agent],
             reflect=self.settings.reflection,
             plan=self.settings.plan,
             numbered=self.answers.numbered,

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
-from llmrl.core.protocols import Policy, unchanged
-from llmrl.core.records import PolicyOutput
+from llmrl.core.observers import StepObserver, Transition
+from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
+from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.rollouts import Rollout
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic
@@ -85,6 +87,7 @@ class PartitionedPolicy:
             state=_joined([act.state for act in acts]),
             logits=_joined([act.logits for act in acts]),
             entropy=_joined([act.entropy for act in acts]),
+            notes=[row for act in acts for row in act.notes or ()] if all(act.notes for act in acts) else None,
         )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
@@ -109,6 +112,69 @@ class PartitionedPolicy:
 
     def _games(self, state: torch.Tensor | None, i: int) -> torch.Tensor | None:
         return None if state is None else state[i * self.games : (i + 1) * self.games]
+
+
+class ToldPartitionedPolicy(PartitionedPolicy):
+    """`PartitionedPolicy` of policies some of which are told of steps (`StepObserver`), each of its own games."""
+
+    def __init__(self, policies: Sequence[Policy], games: int) -> None:
+        super().__init__(policies, games)
+        self._camera: Camera | None = None
+
+    @property
+    def camera(self) -> Camera | None:
+        """Frames of all games; set by whoever plays, for the policies that are shown frames."""
+        return self._camera
+
+    @camera.setter
+    def camera(self, camera: Camera | None) -> None:
+        self._camera = camera
+        for i, policy in enumerate(self.policies):
+            if isinstance(policy, NeedsCamera):
+                policy.camera = None if camera is None else _from(camera, i * self.games)
+
+    def on_reset(self, games: np.ndarray, observation: Observation) -> None:
+        for i, policy in enumerate(self.policies):
+            if isinstance(policy, StepObserver):
+                own = self._place(i)
+                policy.on_reset(games[own], {name: x[own] for name, x in observation.items()})
+
+    def on_step(self, transition: Transition) -> None:
+        for i, policy in enumerate(self.policies):
+            if isinstance(policy, StepObserver):
+                policy.on_step(_own_transition(transition, self._place(i)))
+
+    def _place(self, i: int) -> slice:
+        return slice(i * self.games, (i + 1) * self.games)
+
+
+def partitioned(policies: Sequence[Policy], games: int) -> PartitionedPolicy:
+    """Return policies as one policy, which is told of steps if one of them is."""
+    told = any(isinstance(policy, StepObserver) for policy in policies)
+    return ToldPartitionedPolicy(policies, games) if told else PartitionedPolicy(policies, games)
+
+
+def _from(camera: Camera, first: int) -> Camera:
+    return lambda game: camera(first + game)
+
+
+def _own_transition(transition: Transition, own: slice) -> Transition:
+    """Return a step of some of the games."""
+    step, output = transition.step, transition.output
+    return Transition(
+        observation={name: x[own] for name, x in transition.observation.items()},
+        output=PolicyOutput(output.action[own]),
+        step=Step(
+            observation={name: x[own] for name, x in step.observation.items()},
+            reward=step.reward[own],
+            base_reward=step.base_reward[own],
+            terminated=step.terminated[own],
+            truncated=step.truncated[own],
+            info={name: x[own] for name, x in step.info.items()},
+            reward_jacobian=None if step.reward_jacobian is None else step.reward_jacobian[own],
+        ),
+        ended=transition.ended[own],
+    )
 
 
 class StackedPolicies:

@@ -67,7 +67,7 @@ def check_choices(game: SubstrateSettings) -> tuple[str, ...]:
 
     Raises:
         ConfigError: no channel or an unknown one, too many players for texts, too long a horizon, or a mechanism that
-            does not fit the substrate or the `text` channel.
+            does not fit the substrate.
     """
     mechanism, horizon = game.mechanism, game.horizon
     if mechanism is not None and mechanism.needs_dirt and not SUBSTRATES[game.substrate].dirt:
@@ -87,11 +87,6 @@ def check_choices(game: SubstrateSettings) -> tuple[str, ...]:
     if horizon is not None and horizon > LONGEST:
         raise ConfigError(
             f"env.horizon={horizon}: episodes are over after {LONGEST} steps; use at most as many, or null"
-        )
-    if "text" in channels and mechanism is not None:
-        raise ConfigError(
-            f"env.observe has text and there is a mechanism ({type(mechanism).__name__}): the words tell the plain "
-            "game, and would be wrong about its rewards. Use env.mechanism=null, or observe pixels or vector"
         )
     return channels
 
@@ -132,7 +127,7 @@ def describe(
         details=() if mechanism is None else mechanism.details,
         has_reward_jacobian=mechanism is not None,
         deterministic=engine == "native",
-        text=game_text(substrate, rules, game.n_agents) if "text" in channels else None,
+        text=game_text(substrate, rules, game.n_agents, mechanism, game.show_mechanism) if "text" in channels else None,
         facts=_facts(substrate, rules, mechanism, horizon, sites or SUBSTRATES[substrate].sites),
         about=(
             ("engine", f"{engine}, {rules} rules"),

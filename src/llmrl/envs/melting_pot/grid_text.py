@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.core.spaces import EnvDescription
+from llmrl.envs import mechanism_text
+from llmrl.envs.mechanisms import Mechanism
 from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, Rules, SubstrateName, action_names
 
 _YOU = (9, 5)
@@ -81,25 +84,35 @@ _ACTS = {
 }
 
 
-def game_text(substrate: SubstrateName, rules: Rules, n_agents: int) -> EnvDescription:
-    """What players are told of a game before it begins."""
+def game_text(
+    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None = None, shown: bool = True
+) -> EnvDescription:
+    """Return what players are told of a game before it begins.
+
+    `shown`: whether players see the values of the mechanism."""
     actions = action_names(substrate, rules)
     facts = SUBSTRATES[substrate]
     zap = f" A player who is hit by a zap is out of the game for {facts.away} steps." if "zap" in actions else ""
+    if mechanism is None:
+        eaten, cleaning = "is eaten and gives you a reward; nothing else does", "cleaning itself is not rewarded, and "
+        paid = ""
+    else:
+        eaten, cleaning = "is eaten", ""
+        paid = f" {mechanism_text.rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, shown)}"
     if substrate == "cleanup":
         goal = (
             f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
-            "walk onto is eaten and gives you a reward; nothing else does. Apples grow in the orchard, the faster the "
-            "cleaner the river is, and not at all when it is too dirty. The river gets dirtier by itself. Players can "
-            "clean it where they stand close to dirt and face it; cleaning itself is not rewarded, and everybody "
-            f"profits from it.{zap} Only your own reward counts for you, over the whole episode."
+            f"walk onto {eaten}. Apples grow in the orchard, the faster the cleaner the river is, and not at all when "
+            "it is too dirty. The river gets dirtier by itself. Players can clean it where they stand close to dirt "
+            f"and face it; {cleaning}everybody profits from it.{zap}{paid} "
+            "Only your own reward counts for you, over the whole episode."
         )
     else:
         goal = (
-            f"{n_agents} players live on a map with patches of apples. An apple that you walk onto is eaten and gives "
-            "you a reward; nothing else does. An eaten apple grows again, the sooner the more apples there are close "
-            f"by, and never if there are none: a patch that is eaten bare stays bare.{zap} Only your own reward counts "
-            "for you, over the whole episode."
+            f"{n_agents} players live on a map with patches of apples. An apple that you walk onto {eaten}. "
+            "An eaten apple grows again, the sooner the more apples there are close by, and never if there are none: a "
+            f"patch that is eaten bare stays bare.{zap}{paid} Only your own reward counts for you, over the whole "
+            "episode."
         )
     river = ", ~ clean river, x dirty river" if SUBSTRATES[substrate].dirt else ""
     observation = [
@@ -121,25 +134,41 @@ def game_text(substrate: SubstrateName, rules: Rules, n_agents: int) -> EnvDescr
         observation.append(("can_zap", "whether your beam is ready"))
     if SUBSTRATES[substrate].dirt:
         observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
+    if mechanism is not None:
+        observation += mechanism_text.fields(mechanism.spec, mechanism.player_facts, shown)
     return EnvDescription(
         goal,
         tuple(observation),
         tuple((name, _ACTS[name].format(away=facts.away, zap_cooldown=facts.zap_cooldown)) for name in actions),
-        example=_example(substrate, rules, n_agents),
+        example=_example(substrate, rules, n_agents, mechanism, shown),
     )
 
 
-def _example(substrate: SubstrateName, rules: Rules, n_agents: int) -> str:
-    """An observation among apples, with all other players in view."""
+def _example(substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None, shown: bool) -> str:
+    """Return an observation among apples, with all other players in view and every payment made."""
     view = np.zeros((11, 11, 4), dtype=np.uint8)
     view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
     cells = np.arange(0, 2 * (n_agents - 1), 2)
     view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
-    return told(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].dirt else (1.0,))
+    more = {} if mechanism is None else mechanism_text.example(mechanism.spec, mechanism.player_facts, shown)
+    return told(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].dirt else (1.0,), more)
 
 
-def told(view: NDArray[np.uint8], substrate: SubstrateName, rules: Rules, scalars: Sequence[float]) -> str:
-    """What one player sees, as a JSON object: its `grid` [11, 11, 4], and the numbers of `memory_layout.VECTOR`."""
+def told(
+    view: NDArray[np.uint8],
+    substrate: SubstrateName,
+    rules: Rules,
+    scalars: Sequence[float],
+    more: Mapping[str, Any] | None = None,
+) -> str:
+    """Return what one player sees, as a JSON object.
+
+    Args:
+        view: its `grid`, [11, 11, 4].
+        substrate, rules: of the game.
+        scalars: the numbers of `memory_layout.VECTOR`.
+        more: what it is told of a mechanism (`MechanismReport.told`).
+    """
     things, who = np.where(view[..., 1] > 0, 0, view[..., 0]), view[..., 1]
     rows = [
         "".join(_sign(int(thing), int(slot)) for thing, slot in zip(*row, strict=True))
@@ -164,7 +193,7 @@ def told(view: NDArray[np.uint8], substrate: SubstrateName, rules: Rules, scalar
         said["can_zap"] = bool(scalars[0])
     if len(scalars) > 1:
         said["others_who_cleaned"] = int(scalars[1])
-    return json.dumps(said)
+    return json.dumps({**said, **(more or {})})
 
 
 def _sign(thing: int, who: int) -> str:

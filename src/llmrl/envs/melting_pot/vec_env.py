@@ -14,6 +14,7 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
+from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement, SocietyEvents
 from llmrl.envs.melting_pot import install
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings, check_choices, describe
@@ -87,6 +88,9 @@ class MeltingPotEnv:
             self._values = np.tile(mechanism.spec.low.astype(np.float32), (n_envs, 1))
         self.settlement: Settlement | None = None
         """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
+        self._report: MechanismReport | None = None
+        if mechanism is not None and "text" in channels:
+            self._report = MechanismReport(mechanism.spec, n_envs, n_agents, self._shown, mechanism.player_facts)
         sites = None if drawn is None else drawn.sites
         self.spec = describe(game, channels, engine="meltingpot", sites=sites)
 
@@ -114,6 +118,8 @@ class MeltingPotEnv:
         self._apples[games] = counts["apples_live"][games]
         if self._mechanism is not None:
             self._mechanism.reset(games)
+        if self._report is not None:
+            self._report.begin(games)
         return self._observation()
 
     def step(self, action: Array) -> Step:
@@ -163,6 +169,8 @@ class MeltingPotEnv:
             base, reward = self.settlement.base_reward, self.settlement.reward(values)
             info |= self.settlement.metrics
             reward_jacobian = self.settlement.reward_jacobian
+            if self._report is not None:
+                self._report.settle(base, reward_jacobian, values, live, self.settlement.player_facts)
         self._present, self._apples = present > 0, counts["apples_live"]
         return Step(
             self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info, reward_jacobian
@@ -198,7 +206,8 @@ class MeltingPotEnv:
         seen, scalars, layout = self._arrays["grid"], self._arrays["vector"], self._layout
         texts = np.full(self._present.shape, "", dtype=object)
         for game, player in np.argwhere(self._present).tolist():
-            texts[game, player] = told(seen[game, player], layout.substrate, layout.rules, scalars[game, player])
+            more = None if self._report is None else self._report.told(game, player, self._values[game])
+            texts[game, player] = told(seen[game, player], layout.substrate, layout.rules, scalars[game, player], more)
         return texts
 
     def set_mechanism(self, values: Array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,17 @@ class ObservationBuilder:
         return self._frames[-1]
 
     def observation(
-        self, frame: dict[str, tuple[torch.Tensor, Any]], vector: torch.Tensor | None, batch: Batch, talks: Any
+        self,
+        frame: dict[str, tuple[torch.Tensor, Any]],
+        vector: torch.Tensor | None,
+        batch: Batch,
+        talks: Any,
+        more: Callable[[int, int], Mapping[str, Any]] | None = None,
     ) -> Observation:
-        """All channels asked for, from what the loops have written; `talks` [B]: games whose players are told
-        something, where they are told."""
+        """Return all channels asked for, from what the loops have written.
+
+        `talks` [B]: games whose players are told something, where they are told. `more`: what players are told of a
+        mechanism, a function of game and player."""
         found: dict[str, Any] = {}
         if self.pixels:
             found["pixels"] = self.pictures.expand(frame["ids"][0], out=frame["pixels"][0])
@@ -84,7 +91,7 @@ class ObservationBuilder:
         if vector is not None:
             found["vector"] = vector
         if "text" in self._channels:
-            found["text"] = self._texts(batch, found["grid"], found["vector"], talks)
+            found["text"] = self._texts(batch, found["grid"], found["vector"], talks, more)
         return found
 
     def world_codes(self, batch: Batch, index: int) -> NDArray[np.int64]:
@@ -158,7 +165,14 @@ class ObservationBuilder:
         game_map = self._engine.setup.game_map
         return tiles_of(game_map.substrate, game_map.text, self._engine.n_agents, self._source)
 
-    def _texts(self, batch: Batch, grid: torch.Tensor, vector: torch.Tensor, talks: NDArray[np.bool_]) -> NDArray[Any]:
+    def _texts(
+        self,
+        batch: Batch,
+        grid: torch.Tensor,
+        vector: torch.Tensor,
+        talks: NDArray[np.bool_],
+        more: Callable[[int, int], Mapping[str, Any]] | None,
+    ) -> NDArray[Any]:
         """What each player is told, [B, N]; on the processor, for words are read there."""
         setup = self._engine.setup
         views, scalars = grid.cpu().numpy(), vector.cpu().numpy()
@@ -166,5 +180,6 @@ class ObservationBuilder:
         texts = np.full(views.shape[:2], "", dtype=object)
         for game, player in np.argwhere(alive & talks[:, None]).tolist():
             seen, numbers = views[game, player], scalars[game, player]
-            texts[game, player] = told(seen, setup.game_map.substrate, setup.rules, numbers)
+            report = None if more is None else more(game, player)
+            texts[game, player] = told(seen, setup.game_map.substrate, setup.rules, numbers, report)
         return texts

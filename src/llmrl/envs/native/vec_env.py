@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.ram import need_memory
-from llmrl.core.records import Array, Observation, Step
+from llmrl.core.records import Array, Observation, Step, on_host
 from llmrl.core.records import State as Saved
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
+from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
 from llmrl.envs.mechanisms import SocietyEvents as Settled
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings, check_choices, describe
@@ -96,6 +98,9 @@ class NativeEnv:
         self._show(self._at_device(np.tile(low.astype(np.float32), (n_envs, 1))))
         self.settlement: Settlement | None = None
         """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
+        self._report: MechanismReport | None = None
+        if mechanism is not None and "text" in channels:
+            self._report = MechanismReport(mechanism.spec, *self._shape, self._shown, mechanism.player_facts)
 
     def resized(self, n_envs: int) -> NativeEnv:
         """Return the same environment with `n_envs` games, none of them begun."""
@@ -123,7 +128,9 @@ class NativeEnv:
         self._follow()
         if self._mechanism is not None:
             self._mechanism.reset(games)
-        return self._played(todo, array(self._still), self._idle, self._room(0, 0))
+        if self._report is not None:
+            self._report.begin(games)
+        return self._observation(*self._played(todo, array(self._still), self._idle, self._room(0, 0)))
 
     def step(self, action: Array) -> Step:
         if not self._begun:
@@ -131,7 +138,7 @@ class NativeEnv:
         chosen = self._checked(action)
         pay, info = self._room(3, *self._shape), self._room(len(METRICS), self._shape[0])
         playing = self._playing
-        observation = self._played(self._todo, chosen, pay, info)
+        written = self._played(self._todo, chosen, pay, info)
         raw = self._tensor(pay[0])
         metrics = dict(zip(self._metrics, info, strict=False))
         base = reward = raw
@@ -144,6 +151,9 @@ class NativeEnv:
             base, reward = self.settlement.base_reward, self.settlement.reward(values)
             metrics |= self.settlement.metrics
             reward_jacobian = self.settlement.reward_jacobian
+            if self._report is not None:
+                self._report.settle(base, reward_jacobian, values, self._calendar.live, self.settlement.player_facts)
+        observation = self._observation(*written)
         if self._calendar.advance(self._keys):
             self._follow()
         never = np.zeros(self._shape[0], dtype=bool)
@@ -196,6 +206,7 @@ class NativeEnv:
             "ended": self._calendar.ended.copy(),
             "values": self._values.cpu(),
             "mechanism": None if self._mechanism is None else self._mechanism.state_dict(),
+            "report": None if self._report is None else self._report.state_dict(),
         }
 
     def load_state_dict(self, state: Saved) -> None:
@@ -221,6 +232,8 @@ class NativeEnv:
         self._follow()
         if self._mechanism is not None:
             self._mechanism.load_state_dict(state["mechanism"])
+        if self._report is not None:
+            self._report.load_state_dict(state["report"])
 
     def close(self) -> None:
         """Do nothing: there are no processes to end."""
@@ -252,8 +265,8 @@ class NativeEnv:
         self._values = values
         self._values_seen = values[:, None, :].expand(-1, self._shape[1], -1)
 
-    def _played(self, todo: Any, action: Any, pay: Array, info: Array) -> Observation:
-        """Do `todo` with all games (`game_loop.play`) and return the observation."""
+    def _played(self, todo: Any, action: Any, pay: Array, info: Array) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """Do `todo` with all games (`game_loop.play`) and return what the loops wrote for the observation."""
         observer, engine = self.observer, self.engine
         frame = observer.frame()
         vector, written = observer.vector() if observer.vectors else (None, engine.untold)
@@ -261,10 +274,19 @@ class NativeEnv:
             pay, info = array(pay), array(info)
         arrays = (todo, action, self._source, pay, info, frame["grid"][1], frame["ids"][1], written, *self._fixed)
         engine.run(self.threads, self._shape[0], arrays)
-        observation = observer.observation(frame, vector, self._batch, self._calendar.live)
+        return frame, vector
+
+    def _observation(self, frame: dict[str, Any], vector: torch.Tensor | None) -> Observation:
+        """Return the observation made of what `_played` returned, with what players are told of the mechanism."""
+        more = None if self._report is None else partial(self._told_of_mechanism, self._report, on_host(self._values))
+        observation = self.observer.observation(frame, vector, self._batch, self._calendar.live, more)
         if self._shown:
             observation["mechanism"] = self._values_seen
         return {name: observation[name] for name in self.spec.observation}
+
+    @staticmethod
+    def _told_of_mechanism(report: MechanismReport, values: NDArray[Any], game: int, player: int) -> dict[str, Any]:
+        return report.told(game, player, values[game])
 
     def _checked(self, action: Array) -> Any:
         """Return checked actions in the type that the compiled loops take."""

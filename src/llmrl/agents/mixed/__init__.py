@@ -1,0 +1,1 @@
+"""Societies of several kinds of agents."""

@@ -1,0 +1,40 @@
+"""Parts that another part builds, because only it knows some of the objects that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class PartFactory:
+    """A part of a config that is built later, once for each call.
+
+    A parameter with this type hint is given its config node unbuilt (`config.builder.Builder`).
+
+    Args:
+        build: builds the part from its options and further injected objects.
+        target: class or function that is called.
+        options: the node of the config.
+        where: place of the node, for messages.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any],
+        target: Any,
+        options: Mapping[str, Any],
+        where: str,
+    ) -> None:
+        self._build, self.target, self.options, self.where = build, target, options, where
+
+    def __call__(self, changed: Mapping[str, Any] | None = None, **injected: Any) -> Any:
+        """Build the part.
+
+        Args:
+            changed: options that replace those of the node.
+            injected: objects by parameter name, which replace those given to its owner.
+
+        Raises:
+            ConfigError: as `Builder.build`.
+        """
+        return self._build({**self.options, **(changed or {})}, injected)

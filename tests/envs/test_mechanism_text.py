@@ -1,0 +1,178 @@
+"""What players are told of a mechanism is what it is and what it did."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.core.seeding import Seeds
+from llmrl.envs.escape_room import EscapeRoom
+from llmrl.envs.mechanism_text import MechanismReport, fields, rules_in_words
+from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+from llmrl.envs.native.vec_env import NativeEnv
+
+MECHANISMS = {
+    "tax": BracketedTax,
+    "tax of the present": lambda: BracketedTax(window=0, edges=[0, 1], multiplier=1),
+    "incentives": Incentives,
+    "published incentives": lambda: Incentives(clean_count="exactly_one", pay_removed=True, eat_reward=0.1),
+}
+
+
+def read(observation, game, player):
+    return json.loads(observation["text"][game, player])
+
+
+def check(told, step, values, space, game, player, shown):
+    """Compare the words on one player's last reward with the settlement of the step."""
+    last = told["last_reward"]
+    paid = step.reward_jacobian[game, player] * values[game]
+    assert last["before_payments"] == pytest.approx(float(step.base_reward[game, player]), abs=1e-4)
+    if shown:
+        assert told["mechanism"] == pytest.approx(dict(zip(space.names, values[game], strict=True)), abs=1e-4)
+        parts = np.array([last["payments"].get(name, 0) for name in space.names])
+        np.testing.assert_allclose(parts, paid, atol=1e-4)
+    else:
+        assert "mechanism" not in told
+        assert last["payments"] == pytest.approx(float(paid.sum()), abs=1e-4)
+        parts = np.array([last["payments"]])
+    total = last["before_payments"] + parts.sum()
+    assert total == pytest.approx(float(step.reward[game, player]), abs=1e-3)
+
+
+@given(
+    st.sampled_from(sorted(MECHANISMS)),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_words_are_the_jacobian_times_the_values(name, shown, seed):
+    mechanism, rng = MECHANISMS[name](), np.random.default_rng(seed)
+    space, shape = mechanism.spec, (2, 3)
+    report = MechanismReport(space, *shape, shown, mechanism.player_facts)
+    eaten = np.zeros((0, *shape))
+    for t in range(14):
+        raw = rng.integers(0, 2, shape).astype(np.float32)
+        events = SocietyEvents(raw, rng.integers(0, 3, shape).astype(np.float32), rng.random(shape) < 0.8)
+        values = rng.uniform(space.low, space.high, (2, space.dim)).astype(np.float32)
+        settled = mechanism.settle(events, values)
+        live = rng.random(2) < 0.7 if t else np.ones(2, bool)
+        report.settle(settled.base_reward, settled.reward_jacobian, values, live, settled.player_facts)
+        eaten = np.concatenate([eaten, raw[None]])
+        for game in np.flatnonzero(live):
+            for player in range(3):
+                told = report.told(game, player, values[game])
+                step = SocietyStep(settled.reward(values), settled.base_reward, settled.reward_jacobian)
+                check(told, step, values, space, game, player, shown)
+                if mechanism.player_facts:
+                    (fact,) = mechanism.player_facts
+                    assert told[fact] == eaten[-10:, game, player].sum()
+
+
+class SocietyStep:
+    """The part of a `Step` that is compared."""
+
+    def __init__(self, reward, base_reward, reward_jacobian):
+        self.reward, self.base_reward, self.reward_jacobian = reward, base_reward, reward_jacobian
+
+
+def society(substrate, mechanism, shown=True, n_envs=2, horizon=30):
+    game = SubstrateSettings(
+        substrate,
+        n_envs,
+        n_agents=4,
+        horizon=horizon,
+        observe=["text"],
+        mechanism=mechanism,
+        show_mechanism=shown,
+        map="own",
+    )
+    return NativeEnv(game, Seeds(3), tiles="plain")
+
+
+GAMES = {
+    "taxed harvest": lambda shown: society("harvest", BracketedTax(), shown),
+    "paid cleanup": lambda shown: society("cleanup", Incentives(), shown),
+    "cleanup as published": lambda shown: society("cleanup", MECHANISMS["published incentives"](), shown),
+    "escape room": lambda shown: EscapeRoom(Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], horizon=30),
+}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("name", GAMES)
+def test_games_tell_what_a_step_paid(name, shown):
+    env, rng = GAMES[name](shown), np.random.default_rng(1)
+    space = env.spec.mechanism
+    values = rng.uniform(space.low, space.high, (2, space.dim)).astype(np.float32)
+    env.set_mechanism(values)
+    observation = env.reset(seed=5)
+    assert all("last_reward" not in read(observation, 0, i) for i in range(env.spec.n_agents))
+    told = 0
+    for _ in range(29):
+        step = env.step(rng.integers(0, env.spec.n_actions, (2, env.spec.n_agents)))
+        for game in range(2):
+            for player in range(env.spec.n_agents):
+                if step.observation["text"][game, player]:
+                    check(read(step.observation, game, player), step, values, space, game, player, shown)
+                    told += 1
+    assert told > 100
+    described = dict(env.spec.text.observation)
+    assert set(read(step.observation, 0, 0)) <= described.keys() | {f"nearest_{x}" for x in ("apple", "dirt")}
+    begun = env.reset(np.array([True, False]))
+    assert "last_reward" not in read(begun, 0, 0)
+    assert "last_reward" in read(begun, 1, 0) or not begun["text"][1, 0]
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_restored_game_tells_the_same(name):
+    env, again, rng = GAMES[name](True), GAMES[name](True), np.random.default_rng(1)
+    env.set_mechanism(env.spec.mechanism.high / 3)
+    env.reset(seed=5)
+    for _ in range(4):
+        env.step(rng.integers(0, env.spec.n_actions, (2, env.spec.n_agents)))
+    again.reset(seed=1)
+    again.load_state_dict(env.state_dict())
+    # The first game goes on; of the other one the last reward is told once more.
+    first = np.array([True, False])
+    np.testing.assert_array_equal(env.reset(first)["text"], again.reset(first)["text"])
+
+
+@pytest.mark.meltingpot
+@pytest.mark.slow
+def test_the_reference_engine_tells_it_too():
+    settings_ = SubstrateSettings(
+        "cleanup", 1, n_agents=3, horizon=40, observe=["text"], mechanism=Incentives(max_incentive=2.0)
+    )
+    env, rng = MeltingPotEnv(settings_, Seeds(0)), np.random.default_rng(0)
+    values = np.array([[0.5, 1.5, 0.25]], dtype=np.float32)
+    env.set_mechanism(values)
+    env.reset(seed=0)
+    for _ in range(30):
+        step = env.step(rng.integers(0, env.spec.n_actions, (1, 3)))
+        for player in range(3):
+            if step.observation["text"][0, player]:
+                check(read(step.observation, 0, player), step, values, env.spec.mechanism, 0, player, True)
+    env.close()
+
+
+def test_rules_name_every_number_and_its_range():
+    for mechanism in (BracketedTax(), Incentives(max_incentive=2.5)):
+        words = rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, True)
+        for parameter in mechanism.spec.parameters:
+            assert f"{parameter.name} (from 0 to {parameter.high:g}" in words and parameter.description in words
+        assert mechanism.rule in words
+        hidden = rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, False)
+        assert not any(parameter.name + " (" in hidden for parameter in mechanism.spec.parameters)
+        assert "mechanism" not in dict(fields(mechanism.spec, mechanism.player_facts, False))
+
+
+def test_the_goal_says_nothing_that_a_mechanism_makes_wrong():
+    plain = society("cleanup", None).spec.text.goal
+    paid = society("cleanup", Incentives(clean_reward=-1.0)).spec.text.goal
+    assert "nothing else does" in plain and "cleaning itself is not rewarded" in plain
+    assert "nothing else does" not in paid and "not rewarded" not in paid
+    assert "a step of cleaning -1" in paid
