@@ -96,8 +96,8 @@ class TestRefusals:
         return EnvSpec(name, 1, 1, channels, 2, ("a", "b"), 10)
 
     def test_an_environment_without_a_rule(self):
-        with pytest.raises(ConfigError, match="no rule for env=escape_room; there are rules for acrobot, blackjack"):
-            HeuristicAgent(self.spec("escape_room"))
+        with pytest.raises(ConfigError, match="no rule for env=hopper; there are rules for acrobot, blackjack"):
+            HeuristicAgent(self.spec("hopper"))
 
     def test_a_channel_that_is_not_there(self):
         with pytest.raises(ConfigError, match="reads the channel 'state', and there is only vector"):

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from llmrl.agents.society_rules import Role, SocietyRulePolicy, society_rules
 from llmrl.core.errors import ConfigError
 from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.protocols import Policy
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.gym.batched.tabular_games import TabularGames
@@ -69,17 +72,33 @@ class HeuristicPolicy:
 
 
 class HeuristicAgent(NonLearningAgent):
-    """Plays by a rule, never learns; arguments as for `HeuristicPolicy`.
+    """Plays by a rule, never learns.
+
+    Args:
+        spec: spec of the environment.
+        env_factory: as for `HeuristicPolicy`.
+        role: in Clean Up and Harvest, `forager`, `cleaner` or `turn_taker`; None: `forager`.
+        turn: steps for which turn-takers clean.
+        at_once: number of turn-takers who clean at once.
 
     Raises:
         ConfigError: there is no rule for the environment; the message names those that have one.
     """
 
-    def __init__(self, spec: EnvSpec, env_factory: EnvFactory | None = None) -> None:
-        self.policy = HeuristicPolicy(spec, env_factory)
+    def __init__(
+        self,
+        spec: EnvSpec,
+        env_factory: EnvFactory | None = None,
+        role: Role | None = None,
+        turn: PositiveInt = 200,
+        at_once: PositiveInt = 3,
+    ) -> None:
+        rules = society_rules(spec, role, turn, at_once)
+        self.policy: Policy = HeuristicPolicy(spec, env_factory) if rules is None else SocietyRulePolicy(spec, rules)
+        self._what = rules.what if rules is not None else rule_of(spec, env_factory)[0].what
 
     def describe(self) -> dict[str, Any]:
-        return {"policy": f"a rule: {self.policy.heuristic.what}", "parameters": 0}
+        return {"policy": f"a rule: {self._what}", "parameters": 0}
 
 
 def rule_of(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuristic, Rule]:
@@ -90,7 +109,7 @@ def rule_of(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuri
     """
     heuristic = HEURISTICS.get(_stem(spec.name))
     if heuristic is None:
-        known = ", ".join(sorted(HEURISTICS))
+        known = ", ".join(sorted((*HEURISTICS, "cleanup", "escape_room", "harvest")))
         raise ConfigError(f"agent=heuristic knows no rule for env={spec.name}; there are rules for {known}")
     if heuristic.channel not in spec.observation:
         raise ConfigError(
