@@ -349,6 +349,14 @@ class TestPlayers:
         found = self.play(env, LLMPlayer(env.spec, scripted(), None))
         assert found["x/months"] == months and found["x/base_return"] == (120 if told else 20)
 
+    def test_the_rule_shows_players_how_it_is_done(self) -> None:
+        env = make(2, **TEXT)
+        agent = LLMPlayer(
+            env.spec, scripted(), None, examples=1, examples_from="heuristic", seeds=Seeds(0), one_game=env.one_game
+        )
+        lines = [line for line in agent.policy.system[0].text.splitlines() if line.startswith('{"observation"')]
+        assert [json.loads(line)["action"] for line in lines] == ["take_10"] * 12
+
 
 class TestGoingOn:
     def test_a_loaded_state_goes_on_exactly(self) -> None:
