@@ -6,6 +6,7 @@ import pytest
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.babyai.vec_env import BabyAIEnv
+from llmrl.envs.commons import Commons
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.envs.mechanisms import BracketedTax
@@ -30,6 +31,8 @@ ENVS = {
     "harvest in words": lambda: substrate("harvest", observe=["text"]),
     "taxed harvest": lambda: substrate("harvest", observe=["vector"], mechanism=BracketedTax()),
     "escape room": lambda: EscapeRoom(Seeds(0), n_envs=N),
+    "fishery": lambda: Commons(Seeds(0), n_envs=N, most=60),
+    "pasture in words": lambda: Commons(Seeds(0), "pasture", n_envs=N, observe=["text"], mechanism=False),
     "rooms": lambda: RoomsEnv(Seeds(0), DoorKey(), n_envs=N, horizon=8),
     "particles": lambda: ParticlesEnv(Seeds(0), SimpleReference(), n_envs=N, horizon=8),
 }

@@ -228,14 +228,31 @@ def _frozen_lake(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     return lambda states: best[states]
 
 
+def _commons(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
+    """The largest amount that leaves the stock as it is if everybody takes as much."""
+    amounts = np.array([int(name.removeprefix("take_")) for name in spec.action_names])
+    capacity, growth = int(spec.facts["capacity"]), int(spec.facts["growth"])
+
+    def rule(seen: np.ndarray) -> np.ndarray:
+        stock = np.rint(seen[:, 0] * capacity).astype(np.int64)
+        share = (stock + -stock // growth) // spec.n_agents
+        return np.asarray(np.searchsorted(amounts, share, side="right") - 1, dtype=np.int64)
+
+    return rule
+
+
+_KEEPS = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
     "acrobot": Heuristic("vector", "pumps energy", _acrobot),
     "blackjack": Heuristic("vector", "basic strategy", _blackjack),
     "cartpole": Heuristic("vector", "pushes under the falling pole", _cartpole),
     "cliff_walking": Heuristic("state", "the shortest way", _cliff_walking),
+    "fishery": _KEEPS,
     "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
     "lunar_lander": Heuristic("vector", "two PD controllers", _lunar_lander),
     "mountain_car": Heuristic("vector", "pumps energy", _mountain_car),
+    "pasture": _KEEPS,
+    "pollution": _KEEPS,
     "taxi": Heuristic("state", "the shortest way", _taxi),
 }
 """By the name of the environment's option; Gymnasium's ids are understood too."""

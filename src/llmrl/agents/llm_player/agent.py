@@ -23,6 +23,7 @@ from llmrl.llms.images import image_tokens
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
+    from llmrl.core.protocols import VecEnv
     from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.vec_env import GymnasiumEnv
 
@@ -91,7 +92,7 @@ class LLMPlayer(NonLearningAgent):
         example_steps: PositiveInt = 50,
         seeds: Seeds | None = None,
         env_factory: EnvFactory | None = None,
-        one_game: Callable[[], GymnasiumEnv] | None = None,
+        one_game: Callable[[], GymnasiumEnv | VecEnv] | None = None,
     ) -> None:
         limited = isinstance(llm, ChatClient) and llm.budget.limited
         if spec.endless and not limited:

@@ -21,6 +21,7 @@ from llmrl.run.episode_files import EPISODES, FOLDER, REPLIES
 from llmrl.run.files import read_lines
 
 if TYPE_CHECKING:
+    from llmrl.core.protocols import VecEnv
     from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.vec_env import GymnasiumEnv
 
@@ -78,13 +79,13 @@ def examples(
 
 
 def of_rule(
-    one_game: Callable[[], GymnasiumEnv] | None, env_factory: EnvFactory | None, seeds: Seeds, n: int
+    one_game: Callable[[], GymnasiumEnv | VecEnv] | None, env_factory: EnvFactory | None, seeds: Seeds, n: int
 ) -> list[RecordedEpisode]:
     """Return `n` episodes that the rule for the environment plays now.
 
     Args:
         one_game: makes a game of the environment in words; None: it cannot be played apart.
-        env_factory: of its games.
+        env_factory: of its games, if they are Gymnasium's.
         seeds: episode k begins from `k`.
         n: episodes.
 
@@ -141,11 +142,17 @@ def of_run(folder: Path, n: int, seed: int | None) -> list[RecordedEpisode]:
     return found
 
 
-def _played(env: GymnasiumEnv, act: Callable[[dict[str, torch.Tensor]], Any], seed: int) -> RecordedEpisode:
-    env.seed_games(np.array([seed], dtype=np.int64))
-    observation, steps, over, won = env.reset(), [], False, None
+def _played(env: GymnasiumEnv | VecEnv, act: Callable[[dict[str, torch.Tensor]], Any], seed: int) -> RecordedEpisode:
+    """Return an episode as its first player saw it."""
+    if hasattr(env, "seed_games"):
+        env.seed_games(np.array([seed], dtype=np.int64))
+        observation = env.reset()
+    else:
+        observation = env.reset(seed=seed)
+    steps, over, won = [], False, None
     while not over:
-        seen = {name: torch.as_tensor(x) for name, x in observation.items() if isinstance(x, np.ndarray)}
+        numbers = {n: x for n, x in observation.items() if isinstance(x, np.ndarray) and x.dtype.kind != "O"}
+        seen = {name: torch.as_tensor(x) for name, x in numbers.items()}
         action = act(seen).action.numpy()
         step = env.step(action)
         line = {"observation": embedded(str(observation["text"][0, 0]))}

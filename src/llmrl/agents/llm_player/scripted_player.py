@@ -141,4 +141,12 @@ def _cliff(seen: Mapping[str, Any]) -> str | None:
     return "up" if seen["row"] == 3 else "right"
 
 
-_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff)
+def _commons(seen: Mapping[str, Any]) -> str | None:
+    """Take an equal part of the whole stock; where told that more than an amount is too much, that amount."""
+    if not {"players", "stock", "months_played"} <= set(seen):
+        return None
+    warned = re.search(r"more than (\d+)", str(seen.get("if_everybody", "")))
+    return f"take_{warned[1] if warned else int(seen['stock']) // int(seen['players'])}"
+
+
+_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _commons)
