@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.seeding import Seeds
+from llmrl.envs.commons import Commons
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanism_text import MechanismReport, fields, rules_in_words
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
@@ -49,7 +50,7 @@ def check(told, step, values, space, game, player, shown):
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_words_are_the_jacobian_times_the_values(name, shown, seed):
     mechanism, rng = MECHANISMS[name](), np.random.default_rng(seed)
     space, shape = mechanism.spec, (2, 3)
@@ -98,6 +99,7 @@ GAMES = {
     "taxed harvest": lambda shown: society("harvest", BracketedTax(), shown),
     "paid cleanup": lambda shown: society("cleanup", Incentives(), shown),
     "cleanup as published": lambda shown: society("cleanup", MECHANISMS["published incentives"](), shown),
+    "taxed fishery": lambda shown: Commons(Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], growth=9, most=5, horizon=40),
     "escape room": lambda shown: EscapeRoom(Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], horizon=30),
 }
 

@@ -235,7 +235,7 @@ def _commons(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 
     def rule(seen: np.ndarray) -> np.ndarray:
         stock = np.rint(seen[:, 0] * capacity).astype(np.int64)
-        share = (stock + -stock // growth) // spec.n_agents
+        share = (stock + -stock // growth) // spec.n_players
         return np.asarray(np.searchsorted(amounts, share, side="right") - 1, dtype=np.int64)
 
     return rule

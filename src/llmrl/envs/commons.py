@@ -18,10 +18,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
+from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.core.welfare_measures import SUM
-from llmrl.envs.commons_text import SCENARIOS, CommonsText, ScenarioName
+from llmrl.envs.commons_text import SCENARIOS, CommonsText, ScenarioName, taxes
 from llmrl.envs.env_errors import guarded
+from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
 
 ChannelName = Literal["vector", "text"]
@@ -87,7 +88,6 @@ class Commons:
 
     Attributes:
         place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
-        settlement: base rewards and reward Jacobian of the last step; None before the first step.
 
     Raises:
         ConfigError: options that contradict each other.
@@ -133,11 +133,6 @@ class Commons:
         _check(taken, capacity, growth, collapse_below)
         if not observe or len(set(observe)) < len(observe):
             raise ConfigError(f"observe={list(observe)} must name one or both of vector, text, each once")
-        if "text" in observe and mechanism:
-            raise ConfigError(
-                "observe has text and there is a mechanism: the words tell the plain game, and would be wrong about "
-                "rewards. Use mechanism=false, or observe=[vector]"
-            )
         if universalization and "text" not in observe:
             raise ConfigError("universalization=true is told in words: it needs text in observe")
         if show_mechanism and not mechanism:
@@ -145,9 +140,23 @@ class Commons:
         self._amounts = np.array(taken)
         self._capacity, self._growth, self._collapse_below, self._horizon = capacity, growth, collapse_below, horizon
         self._show_end = show_end
+        space = taxes(max_tax, SCENARIOS[scenario].harvest) if mechanism else None
         self._text = CommonsText(
-            scenario, n_agents, capacity, growth, collapse_below, horizon, taken, show_end, universalization
+            scenario,
+            n_agents,
+            capacity,
+            growth,
+            collapse_below,
+            horizon,
+            taken,
+            show_end,
+            universalization,
+            space,
+            show_mechanism,
         )
+        self._report: MechanismReport | None = None
+        if space is not None and "text" in observe:
+            self._report = MechanismReport(space, n_envs, n_agents, show_mechanism)
         full = int(self._sustainable(np.array(capacity)))
         self._optimum = horizon * full  # units that can be taken in a game without ever harming the stock
         available = {
@@ -167,7 +176,7 @@ class Commons:
             n_actions=len(taken),
             action_names=tuple(f"take_{n}" for n in taken),
             horizon=horizon,
-            mechanism=_taxes(max_tax, SCENARIOS[scenario].harvest) if mechanism else None,
+            mechanism=space,
             objective=SUM,
             metrics={**_METRICS, "tax_collected": "sum"} if mechanism else _METRICS,
             has_reward_jacobian=mechanism,
@@ -184,7 +193,6 @@ class Commons:
         self._taken = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._total = np.zeros((n_envs, n_agents), dtype=np.int64)
         self._collapsed = np.zeros(n_envs, dtype=bool)
-        self.settlement: Settlement | None = None
 
     def resized(self, n_envs: int) -> Commons:
         """Return the same environment with `n_envs` games, none of them begun."""
@@ -209,6 +217,8 @@ class Commons:
         self._stock[chosen] = self._capacity
         for numbers in (self._month, self._wanted, self._taken, self._total, self._collapsed):
             numbers[chosen] = 0
+        if self._report is not None:
+            self._report.begin(chosen)
         return self._observe()
 
     def step(self, action: Array) -> Step:
@@ -230,7 +240,7 @@ class Commons:
         taken = self._shared_out(wanted)
         share = self._share()
         over = (taken > share[:, None]).mean(axis=1)
-        self._settle(taken, share)
+        settled = self._settle(taken, share)
         left = self._stock - taken.sum(axis=1)
         collapsed = active & (left < self._collapse_below)
         grown = np.minimum(self._growth * left, self._capacity)
@@ -242,8 +252,8 @@ class Commons:
         )
         self._total += taken
 
-        settled = self.settlement
-        assert settled is not None
+        if self._report is not None:
+            self._report.settle(settled.base_reward, settled.reward_jacobian, self._taxes_set, active, {})
         info = {
             "stock": self._stock,
             "harvested": taken.sum(axis=1),
@@ -309,14 +319,12 @@ class Commons:
         return image
 
     def state_dict(self) -> State:
-        last = self.settlement
         return {
             "roots": list(self._roots),
             "groups": self._groups,
             "taxes": self._taxes_set.copy(),
             **{name: getattr(self, f"_{name}").copy() for name in _ARRAYS},
-            "base_reward": None if last is None else last.base_reward.copy(),
-            "reward_jacobian": None if last is None else last.reward_jacobian.copy(),
+            "report": None if self._report is None else self._report.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -324,8 +332,8 @@ class Commons:
         self._taxes_set = state["taxes"].copy()
         for name in _ARRAYS:
             setattr(self, f"_{name}", state[name].copy())
-        base, jacobian = state["base_reward"], state["reward_jacobian"]
-        self.settlement = None if base is None else Settlement(base.copy(), jacobian.copy())
+        if self._report is not None:
+            self._report.load_state_dict(state["report"])
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -361,13 +369,13 @@ class Commons:
         philox = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=np.array(counter, dtype=np.uint64))
         return np.random.Generator(philox)
 
-    def _settle(self, taken: np.ndarray, share: np.ndarray) -> None:
-        """Set `settlement` for the harvests `taken` [n_envs, n_agents], with the sustainable shares [n_envs]."""
+    def _settle(self, taken: np.ndarray, share: np.ndarray) -> Settlement:
+        """Return what the harvests `taken` [n_envs, n_agents] pay, with the sustainable shares [n_envs]."""
         base = taken.astype(np.float32)
         taxed = np.stack([taken, np.maximum(taken - share[:, None], 0)], axis=-1)
         jacobian = (taxed.mean(axis=1, keepdims=True) - taxed).astype(np.float32)
         collected = (taxed.sum(axis=1) * self._taxes_set).sum(axis=-1)
-        self.settlement = Settlement(base, jacobian, {"tax_collected": collected})
+        return Settlement(base, jacobian, {"tax_collected": collected})
 
     def _observe(self) -> Observation:
         shape = self._taken.shape
@@ -401,6 +409,7 @@ class Commons:
                 taken=self._taken[game].tolist(),
                 wanted=int(self._wanted[game, agent]),
                 total=int(self._total[game, agent]),
+                more={} if self._report is None else self._report.told(game, agent, self._taxes_set[game]),
             )
         return texts
 
@@ -430,21 +439,3 @@ def _check(amounts: tuple[int, ...], capacity: int, growth: int, collapse_below:
             f"a stock of {capacity} that is kept would collapse: collapse_below={collapse_below} must be at most "
             f"capacity / growth = {capacity // growth}"
         )
-
-
-def _taxes(highest: float, harvest: str) -> ParameterSpace:
-    """Return the space of the two taxes, on what is harvested (`harvest`, in words)."""
-    told = (
-        ("harvest_tax", f"paid by a player for each of its {harvest}", "{value:.3g} for each unit"),
-        (
-            "excess_tax",
-            f"also paid for each of its {harvest} above its sustainable share: an equal part of the most that all can "
-            "take without a smaller stock in the next step",
-            "{value:.3g} more for each unit above the sustainable share",
-        ),
-    )
-    parameters = (
-        Parameter(name, 0.0, highest, "reward per unit", f"{meaning}; all players share what is paid equally", effect=e)
-        for name, meaning, e in told
-    )
-    return ParameterSpace("harvest taxes", tuple(parameters), sentence="Takes {effects}; all agents share it equally.")

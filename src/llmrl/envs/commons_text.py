@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from llmrl.core.spaces import EnvDescription
+from llmrl.core.spaces import EnvDescription, Parameter, ParameterSpace
+from llmrl.envs import mechanism_text
 
 ScenarioName = Literal["fishery", "pasture", "pollution"]
 
@@ -101,6 +102,8 @@ class CommonsText:
         amounts: amount of each action, units.
         show_end: whether players are told how many months a game lasts.
         universalization: whether they are told what happens if everybody takes more than the sustainable share.
+        space: the taxes that a planner sets; None: there are none.
+        shown: whether players see the taxes.
     """
 
     scenario: ScenarioName
@@ -112,6 +115,8 @@ class CommonsText:
     amounts: tuple[int, ...]
     show_end: bool
     universalization: bool
+    space: ParameterSpace | None = None
+    shown: bool = False
 
     def description(self) -> EnvDescription:
         """Return what players are told before the game begins."""
@@ -127,8 +132,8 @@ class CommonsText:
             f"random, until nothing is left. At the end of the month, {words.left} {grows}, up to {self.capacity} "
             f"units. For example, if there are {before} and {taken} are taken, there will be {after} next month. If "
             f"fewer than {self.collapse_below} are left before they grow, the stock has collapsed and the game is "
-            f"over. {end} You are rewarded with 1 for each {words.earned}, and only your own reward counts "
-            "for you, over the whole game. At the end of each month all are told what each player got."
+            f"over. {end} {self._rewarded(words)} Only your own reward counts for you, over the whole game. At the end "
+            "of each month all are told what each player got."
         )
         fields = [
             ("players", f"{words.players} in the game, you included"),
@@ -146,12 +151,24 @@ class CommonsText:
         ]
         if self.universalization:
             fields.append(("if_everybody", "what happens if everybody takes more than a certain amount"))
+        more: dict[str, Any] = {}
+        if self.space is not None:
+            fields += mechanism_text.fields(self.space, {}, self.shown)
+            more = mechanism_text.example(self.space, {}, self.shown)
         actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in self.amounts)
-        example = self.told(0, self.capacity, 1, self.capacity // 10, [10] * self.n_agents, 10, 10)
+        example = self.told(0, self.capacity, 1, self.capacity // 10, [10] * self.n_agents, 10, 10, more)
         return EnvDescription(goal, tuple(fields), actions, example=example)
 
     def told(
-        self, agent: int, stock: int, month: int, share: int, taken: Sequence[int], wanted: int, total: int
+        self,
+        agent: int,
+        stock: int,
+        month: int,
+        share: int,
+        taken: Sequence[int],
+        wanted: int,
+        total: int,
+        more: Mapping[str, Any],
     ) -> str:
         """Return the observation of `agent` as a JSON object.
 
@@ -163,6 +180,7 @@ class CommonsText:
             taken: units that each player got last month, [n_agents].
             wanted: units that the player wanted last month.
             total: units that the player got since the game began.
+            more: what it is told of the taxes (`MechanismReport.told`).
         """
         said: dict[str, object] = {"players": self.n_agents, "stock": stock, "months_played": month}
         if self.show_end:
@@ -177,4 +195,29 @@ class CommonsText:
             }
         if self.universalization and stock >= self.collapse_below:
             said["if_everybody"] = SCENARIOS[self.scenario].warning.format(share=share)
-        return json.dumps(said)
+        return json.dumps({**said, **more})
+
+    def _rewarded(self, words: Scenario) -> str:
+        """Return what is rewarded, with the taxes if there are any."""
+        if self.space is None:
+            return f"You are rewarded with 1 for each {words.earned}."
+        rule = "What is paid is shared equally among all players, those who paid it included."
+        return mechanism_text.rules_in_words(self.space, f"1 for each {words.earned}", rule, self.shown)
+
+
+def taxes(highest: float, harvest: str) -> ParameterSpace:
+    """Return the space of the two taxes, on what is harvested (`harvest`, in words)."""
+    told = (
+        ("harvest_tax", f"paid by a player for each of its {harvest}", "{value:.3g} for each unit"),
+        (
+            "excess_tax",
+            f"also paid for each of its {harvest} above its sustainable share: an equal part of the most that all can "
+            "take without a smaller stock in the next step",
+            "{value:.3g} more for each unit above the sustainable share",
+        ),
+    )
+    parameters = (
+        Parameter(name, 0.0, highest, "reward per unit", f"{meaning}; all players share what is paid equally", effect=e)
+        for name, meaning, e in told
+    )
+    return ParameterSpace("harvest taxes", tuple(parameters), sentence="Takes {effects}; all agents share it equally.")
