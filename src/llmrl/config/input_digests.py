@@ -20,7 +20,7 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
     """Return the resolved config with a digest for each kind of file that it refers to; or with the digests in `only`.
 
     `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model), `table_digest` (plan table
-    from a file), `text_digest` (game texts from files), `map_digest` (map and pictures of a society's games, if they
+    from a file), `text_digest` (game texts from files), `personas_digest` (who players are), `map_digest` (map and pictures of a society's games, if they
     are files or depend on what is installed).
 
     Raises:
@@ -118,12 +118,19 @@ def _file_digest(option: str) -> Callable[[Path], str]:
     return digest
 
 
+def _personas(config: dict[str, Any]) -> list[str]:
+    agent = config.get("agent") or {}
+    players = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
+    return [player["personas"] for player in players if isinstance(player, dict) and player.get("personas")]
+
+
 _OUTSIDE: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[Path], str]]] = {
     "prompts_digest": ("the prompts in {} have", _prompts, _folder_digest),
     "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
     "table_digest": ("the plan table {} has", _table, _file_digest("teacher.table")),
     "map_digest": ("the map or the pictures that env.map and env.tiles stand for, {}, have", _maps, _map_digest),
     "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
+    "personas_digest": ("the personas in {} have", _personas, _file_digest("agent.personas")),
 }
 """For each key of the config: text for messages, and functions for the places of the files and the digest of one, 12
 hexadecimal digits."""

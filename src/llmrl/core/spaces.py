@@ -239,6 +239,8 @@ class EnvDescription:
         actions: (answer, effect) of each action, in the order of the actions; for an action of several numbers, of each
             number.
         example: an observation of typical length, used only to estimate token costs; empty if unknown.
+        neighbours: name of the entry of a text observation that lists the other players in view, as objects with their
+            number `player`, from 1; empty: observations do not say whom one sees.
         states: meaning of an observed state number s as a rule, e.g. `row = s // 12, column = s % 12`; empty if
             unknown.
     """
@@ -248,6 +250,7 @@ class EnvDescription:
     actions: tuple[tuple[str, str], ...]
     example: str = ""
     states: str = ""
+    neighbours: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ It calls `note` with a message if none of its rules applies, and raises UnreadPr
 RULES = {
     "player": "llmrl.agents.llm_player.scripted_player",
     "lesson": "llmrl.agents.llm_player.scripted_player",
+    "talk": "llmrl.agents.llm_player.scripted_player",
     "principal": "llmrl.principals.scripted_mechanism",
     "search": "llmrl.principals.scripted_search",
     "teacher": "llmrl.teachers.scripted_planner",

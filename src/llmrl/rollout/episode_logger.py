@@ -21,6 +21,8 @@ from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
 HEIGHT, SOCIETY_HEIGHT = 480, 640
 """Of a frame, and of one with several players, pixels."""
 _NOT_SPENT = ("steps", "return", "thoughts", "recorded", "filmed")
+_APART = ("lesson_took", "talk_took")
+"""What questions beside those for an action cost, in the notes on a step."""
 MOST_SHOWN = 9
 """Players whose words are shown: as many as there is room for, with two lines each."""
 _MANY = 8
@@ -178,11 +180,12 @@ class EpisodeLogger(Observer):
             line["action"] = self.spec.action_names[int(taken)]
         else:
             line["action"] = dict(zip(self.spec.continuous_action_names, taken.tolist(), strict=True))
-        return {**line, **{k: x for k, x in note.items() if k != "lesson_took"}, "reward": float(reward[game, agent])}
+        return {**line, **{k: x for k, x in note.items() if k not in _APART}, "reward": float(reward[game, agent])}
 
     def _count(self, so_far: dict[str, Any], note: Mapping[str, Any]) -> None:
         add_spent(so_far, note)
-        add_spent(so_far, note.get("lesson_took", {}))
+        for apart in _APART:
+            add_spent(so_far, note.get(apart, {}))
         if note.get("asked"):
             so_far["decisions"] = so_far.get("decisions", 0) + 1
             so_far["fallbacks"] = so_far.get("fallbacks", 0) + (not note["valid"])
@@ -214,7 +217,8 @@ class EpisodeLogger(Observer):
             # The picture shows them all, so a line of what else is known must do.
             known = _in_short(line.get("observation", ""))
             who = f"player {line['agent'] + 1}" + (f", {line['model']}" if "model" in line else "")
-            return [(f"{who}: {action}", f"{known}\n{thought}".strip() or "-")]
+            said = f'says "{line["said"]}"' if line.get("said") else ""
+            return [(f"{who}: {action}", "\n".join(filter(None, (said, known, thought))) or "-")]
         return [
             ("observation", _readable(line.get("observation", ""))),
             ("lesson", str(line.get("lesson", ""))),

@@ -11,6 +11,7 @@ from llmrl.agents.llm_player.conversation import SHOWN, PlayerConversation, Show
 from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, of_rule, of_run
 from llmrl.agents.llm_player.player_settings import PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
+from llmrl.agents.llm_player.talk import TalkTo
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.non_learning_agent import NonLearningAgent
@@ -52,6 +53,8 @@ class LLMPlayer(NonLearningAgent):
         examples_from: source of the examples: `heuristic`, the environment's rule, which plays them now, or the folder
             of a run of another seed that has recorded episodes.
         example_steps: number of first steps shown of each example.
+        talk_every, talk_to, talk_length: as in `PlayerSettings`.
+        personas: YAML file with a list of texts, who the players are; player k is text k, and from the first again.
         seeds: seed tree; episodes of the rule start from `examples/k`.
         env_factory, one_game: factories of single games of the environment; None: it has none.
 
@@ -90,6 +93,10 @@ class LLMPlayer(NonLearningAgent):
         examples: NonNegativeInt = 0,
         examples_from: str | None = None,
         example_steps: PositiveInt = 50,
+        talk_every: NonNegativeInt = 0,
+        talk_to: TalkTo = "all",
+        talk_length: PositiveInt = 300,
+        personas: str | None = None,
         seeds: Seeds | None = None,
         env_factory: EnvFactory | None = None,
         one_game: Callable[[], GymnasiumEnv | VecEnv] | None = None,
@@ -142,6 +149,10 @@ class LLMPlayer(NonLearningAgent):
             examples=tuple(recorded),
             example_steps=example_steps,
             examples_by="a simple rule" if examples_from == RULE else "another player",
+            talk_every=talk_every,
+            talk_to=talk_to,
+            talk_length=talk_length,
+            personas=() if personas is None else read_personas(Path(personas).expanduser()),
         )
         self.policy = LLMPolicy(spec, llm, settings)
         self.carried = self.policy.carried
@@ -170,9 +181,12 @@ class LLMPlayer(NonLearningAgent):
         lessons = (n - min(n, spec.n_envs)) * (settings.lessons > 0)
         lesson = 2 * system + told + min(decisions, LESSON_TURNS) * (turn + reply)
         players = spec.n_agents
-        calls = (decisions * n + lessons) * players
-        prompts = (episode * n + lesson * lessons) * players
-        replies = (decisions * n * reply + lessons * LESSON_TOKENS) * players
+        talks = 0 if policy.talk is None else -(-steps // policy.talk.every) * n
+        heard = 0 if policy.talk is None else policy.talk.length // 4 + MESSAGE_TOKENS
+        calls = (decisions * n + lessons + talks) * players
+        # A message is read by the others with the question that follows, and in the turns that are shown later.
+        prompts = (episode * n + lesson * lessons + talks * (episode // decisions + players * heard)) * players
+        replies = (decisions * n * reply + lessons * LESSON_TOKENS + talks * heard) * players
         quoted = (shown * n + min(decisions, LESSON_TURNS) * lessons) * players
         shares = {model: policy.models.count(model) / players for model in dict.fromkeys(policy.models)}
         return CallEstimate(calls, calls * (1 + policy.asker.repair_turns), prompts, replies, quoted, shares)
@@ -206,6 +220,8 @@ class LLMPlayer(NonLearningAgent):
             "action every": f"{settings.action_every} steps",
             "pictures": f"the newest {settings.show_frames}" if settings.show_frames else "none",
             "lessons": settings.lessons or "none",
+            **({"talk": f"every {settings.talk_every} steps, to {settings.talk_to}"} if settings.talk_every else {}),
+            **({"personas": len(settings.personas)} if settings.personas else {}),
             "examples": f"{len(settings.examples)} episodes of {settings.examples_by}" if settings.examples else "none",
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.system[0].text):,} tokens",
@@ -216,6 +232,25 @@ class LLMPlayer(NonLearningAgent):
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state)
+
+
+def read_personas(path: Path) -> tuple[str, ...]:
+    """Return the texts of a YAML file with a list of personas.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no list of texts.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"agent.personas={path} cannot be read: {error}") from error
+    if not isinstance(content, list) or not content or not all(isinstance(x, str) and x.strip() for x in content):
+        raise ConfigError(
+            f"agent.personas={path}: a list of texts is needed, e.g. `- You are a fisher who thinks of next year.`"
+        )
+    return tuple(" ".join(text.split()) for text in content)
 
 
 def _slots(players: dict[str, int] | list[str] | None, spec: EnvSpec) -> tuple[str, ...]:

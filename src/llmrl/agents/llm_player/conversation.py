@@ -44,6 +44,7 @@ class PlayerConversation:
         lessons: the newest lessons of earlier episodes, oldest first.
         unlearnt: there is an episode over, of which no lesson has been drawn yet.
         before: how many answers there were in the last episode that is over.
+        asked_to_talk: the present question is what to say, and not what to do.
     """
 
     turns: list[tuple[str, str]] = field(default_factory=list)
@@ -63,6 +64,7 @@ class PlayerConversation:
     lessons: list[str] = field(default_factory=list)
     unlearnt: bool = False
     before: int = 0
+    asked_to_talk: bool = False
 
     def begin(self) -> None:
         """A new episode; turns of the last one are kept until a lesson has been drawn from them."""
@@ -94,11 +96,17 @@ class PlayerConversation:
         """Take in a frame of what is to be seen now; the newest `keep` are kept."""
         self.pictures = [*self.pictures, picture][-keep:]
 
+    def hear(self, own: str, to: str, others: Sequence[dict[str, str]]) -> None:
+        """Take in a round of talk: what the player said itself, to whom, and what it heard."""
+        spoken = {"to": to, "message": own} if to else own
+        self.frames[-1] |= ({"you_said": spoken} if own else {}) | ({"heard": list(others)} if others else {})
+
     def question(self, shown: int = 0) -> str:
         """The present turn of the user, before which `shown` earlier turns are shown."""
         *before, now = self.frames
         told = {"no_usable_reply": self.replaced} if self.replaced else {}
-        plan = {"your_plan": self.plan} if self._plan_is_lost(shown) else {}
+        plan: dict[str, Any] = {"your_plan": self.plan} if self._plan_is_lost(shown) else {}
+        plan |= {"talk": True} if self.asked_to_talk else {}
         return said({**told, **({"since_your_last_action": before} if before else {}), **now, **plan})
 
     def _plan_is_lost(self, shown: int) -> bool:
@@ -168,6 +176,7 @@ class PlayerConversation:
             "lessons": list(self.lessons),
             "unlearnt": self.unlearnt,
             "before": self.before,
+            "asked_to_talk": self.asked_to_talk,
         }
 
     @classmethod

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmrl.agents.llm_player.talk import Said
 from llmrl.core.records import State
 from llmrl.llms.structured_query import QueryStats
 
-COUNTED = ("decisions", "replies", "invalid", "failed", "fallbacks", "lessons")
+COUNTED = ("decisions", "replies", "invalid", "failed", "fallbacks", "lessons", "messages")
 """What is counted for each model; the player's own counts are sums over its models."""
 
 
@@ -46,18 +47,25 @@ class PlayerCounts:
         """Count a lesson that a model drew."""
         self.of_model[model]["lessons"] += 1
 
-    def metrics(self, lessons: bool, by_model: bool) -> dict[str, float]:
+    def spoke(self, model: str, message: Said | None) -> None:
+        """Count a message of a model, unless it said nothing."""
+        self.of_model[model]["messages"] += message is not None and bool(message.text)
+
+    def metrics(self, lessons: bool, by_model: bool, talks: bool = False) -> dict[str, float]:
         """Return the `player/...` metrics that `LLMPolicy.metrics` describes.
 
         Args:
             lessons: whether players draw lessons.
             by_model: whether to add the rates of each model.
+            talks: whether players talk.
         """
         total = {name: sum(own[name] for own in self.of_model.values()) for name in COUNTED}
         found = {"player/decisions": float(total["decisions"]), "player/failed_calls": float(total["failed"])}
         found |= _rates("player", total)
         if lessons:
             found["player/lessons"] = float(total["lessons"])
+        if talks:
+            found["player/messages"] = float(total["messages"])
         for model, own in self.of_model.items() if by_model else ():
             found |= _rates(f"player/{model}", own)
         return found

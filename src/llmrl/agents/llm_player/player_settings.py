@@ -9,6 +9,7 @@ from pathlib import Path
 from llmrl.agents.llm_player.answer_format import AnswerWith
 from llmrl.agents.llm_player.conversation import Show
 from llmrl.agents.llm_player.episode_examples import RecordedEpisode
+from llmrl.agents.llm_player.talk import TalkTo
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class PlayerSettings:
         legal_only: whether an answer must be legal, where the environment tells which actions are.
         decimals: digits after the point of the numbers of an action.
         repair_turns: chances to correct an invalid reply.
+        talk_every: steps between rounds in which players say something before they act; 0: they are silent.
+        talk_to: who hears a message.
+        talk_length: most characters of a message.
+        personas: who players are, in words, player by player and from the first again; (): nobody in particular.
         prompt_folder: the user's own prompts, `player/<name>.j2` in it; None: there are none.
     """
 
@@ -58,3 +63,7 @@ class PlayerSettings:
     examples: Sequence[RecordedEpisode] = ()
     example_steps: int = 50
     examples_by: str = "another player"
+    talk_every: int = 0
+    talk_to: TalkTo = "all"
+    talk_length: int = 300
+    personas: Sequence[str] = ()

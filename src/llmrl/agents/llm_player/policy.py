@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,10 @@ from llmrl.agents.llm_player.answer_format import (
     reply_schema,
 )
 from llmrl.agents.llm_player.conversation import Message, PlayerConversation, message, said
-from llmrl.agents.llm_player.episode_examples import examples as told_episodes
 from llmrl.agents.llm_player.player_counts import PlayerCounts
+from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerSettings
+from llmrl.agents.llm_player.talk import Said, Talk
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
@@ -32,16 +32,15 @@ from llmrl.core.protocols import Camera
 from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import picture
-from llmrl.llms.prompts import Prompt, PromptFamily
+from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import Conversing, Query, QueryStats, StructuredQuery, conversed, most_that_fit
 
-PROMPTS = Path(__file__).with_name("prompts")
 FALLBACK = "(no usable reply)"
 """Stands in the history where the player said nothing that could be used; what was done is told in the next turn."""
 
 Counted = tuple[dict[str, int], ...]
-"""Counters of a player, and of its two kinds of questions."""
+"""Counters of a player, and of its kinds of questions."""
 
 
 class LLMPolicy:
@@ -83,18 +82,22 @@ class LLMPolicy:
         self.settings, repair_turns = settings, settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
         self.answers: AnswerFormat = answers_of(spec, settings.answer_with, settings.decimals)
-        self.decimals = (
-            0 if spec.continuous_actions is not None and spec.continuous_actions.whole else settings.decimals
-        )
-        self.prompts = PromptFamily("player", PROMPTS, settings.prompt_folder)
+        decimals = 0 if spec.continuous_actions is not None and spec.continuous_actions.whole else settings.decimals
+        self.talk: Talk | None = None
+        if settings.talk_every:
+            self.talk = Talk(spec, settings.talk_every, settings.talk_to, settings.talk_length)
+        self.prompts = PlayerPrompts(spec, settings, self.answers, decimals, self.channels, self.talk)
         self.asker: StructuredQuery[PlayerReply] = StructuredQuery(
-            llm, "player", self._read, self._repair, None, repair_turns
+            llm, "player", self._read, self.prompts.repair, None, repair_turns
+        )
+        self.speaker: StructuredQuery[Said] = StructuredQuery(
+            llm, "talk", lambda reply: Said(reply.text), self.prompts.repair, None, repair_turns
         )
         self.pupil: StructuredQuery[str] = StructuredQuery(
             llm,
             "lesson",
             lambda reply: read_lesson(reply.text, reply.cut),
-            self._repair,
+            self.prompts.repair,
             json_schema(Lesson),
             repair_turns,
         )
@@ -109,13 +112,10 @@ class LLMPolicy:
         whoever asked first. None: equal questions are counted."""
         self.models = tuple(settings.models) or (CHOSEN,) * spec.n_agents
         self.counts = PlayerCounts(self.models)
-        self._episodes = told_episodes(
-            settings.examples, spec, self.answers, settings.example_steps, settings.reflection
-        )
         # Faults in prompts are found before the first question.
-        self.system = [self._system(agent, ()) for agent in range(spec.n_agents)]
+        self.system = [self.prompts.system(agent, ()) for agent in range(spec.n_agents)]
         self._lesson_question(PlayerConversation(turns=[("{}", "{}")]), 0)
-        self._repair("-")
+        self.prompts.repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """New episodes have begun; games in which none has begun wait."""
@@ -155,6 +155,7 @@ class LLMPolicy:
         yield from self._learning(notes)
         asked: list[tuple[int, int]] = []
         legal: list[list[bool] | None] = []
+        reading: list[tuple[int, int]] = []
         for game in np.flatnonzero(self.playing).tolist():
             views = self._views(observation, game)
             for agent, seat in enumerate(self.seats[game]):
@@ -167,6 +168,7 @@ class LLMPolicy:
                 seat.add_observation(told, None if mask is None else self._names(mask), self.settings.show)
                 if views:
                     seat.add_frame(views[agent], self.settings.show_frames)
+                reading.append((game, agent))
                 if self._asks(seat, mask):
                     asked.append((game, agent))
                     legal.append(mask)
@@ -174,6 +176,7 @@ class LLMPolicy:
                     assert seat.action is not None
                     notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
                     notes[game][agent] |= self._who(self.models[agent])
+        yield from self._talking(reading, observation["text"], notes)
         questions = [self._question(g, a) for g, a in asked]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
         decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
@@ -186,13 +189,17 @@ class LLMPolicy:
         return torch.zeros(self.spec.n_envs, self.spec.n_agents)
 
     def metrics(self) -> dict[str, float]:
-        """player/decisions, player/lessons, counted; player/invalid_rate: invalid ones among all replies;
-        player/failed_calls: questions that got no reply, counted;
-        player/fallback_rate: decisions without a valid reply; the two rates of each model, too, as
-        player/<model>/..., where players are several. And `llm/...` of `StructuredQuery.metrics`, both kinds of
-        questions together."""
-        both = {name: x + self.pupil.metrics()[name] for name, x in self.asker.metrics().items()}
-        return both | self.counts.metrics(bool(self.settings.lessons), bool(self.settings.models))
+        """Return what players count: `player/decisions`, `player/lessons`, `player/messages` (without silence);
+        `player/invalid_rate`, of all replies; `player/failed_calls`, questions that got no reply;
+        `player/fallback_rate`, decisions without a valid reply; the two rates of each model, too, as
+        `player/<model>/...`, where players are several; and `llm/...` of `StructuredQuery.metrics`, of all kinds of
+        questions together.
+        """
+        others = (self.pupil.metrics(), self.speaker.metrics())
+        both = {name: x + sum(other[name] for other in others) for name, x in self.asker.metrics().items()}
+        return both | self.counts.metrics(
+            bool(self.settings.lessons), bool(self.settings.models), talks=self.talk is not None
+        )
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -218,7 +225,7 @@ class LLMPolicy:
 
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
-        return *self.counts.each, self.asker.counters, self.pupil.counters
+        return *self.counts.each, self.asker.counters, self.pupil.counters, self.speaker.counters
 
     def state_dict(self) -> State:
         return {
@@ -227,6 +234,7 @@ class LLMPolicy:
             "counts": self.counts.state_dict(),
             "asker": self.asker.state_dict(),
             "pupil": self.pupil.state_dict(),
+            "speaker": self.speaker.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -235,6 +243,7 @@ class LLMPolicy:
         self.counts.load_state_dict(state["counts"])
         self.asker.load_state_dict(state["asker"])
         self.pupil.load_state_dict(state["pupil"])
+        self.speaker.load_state_dict(state["speaker"])
 
     def _asks(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
         if seat.action is None or seat.since >= self.settings.action_every or seat.decided == 0:
@@ -255,11 +264,14 @@ class LLMPolicy:
 
     def _question(self, game: int, agent: int) -> Query:
         seat = self.seats[game][agent]
-        prompt = self._system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
-        place = self._place(game, agent, seat.decided)
-        model = self.models[agent]
+        return self._asked_of(game, agent, seat.decided, self._schema)
+
+    def _asked_of(self, game: int, agent: int, what: object, schema: Any) -> Query:
+        """Return a question to a player about what it sees now; `what` names it among the questions of an episode."""
+        seat, model = self.seats[game][agent], self.models[agent]
+        prompt = self.prompts.system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
         messages = self._fitting(seat, prompt, model)
-        return Query(messages, prompt.name, prompt.hash, self._schema, place, model)
+        return Query(messages, prompt.name, prompt.hash, schema, self._place(game, agent, what), model)
 
     def _place(self, game: int, agent: int, what: object) -> str:
         return "" if self.episodes is None else f"episode {self.episodes[game]}, player {self._seat(agent)}, {what}"
@@ -316,6 +328,33 @@ class LLMPolicy:
             **_took(took),
         }
 
+    def _talking(
+        self, reading: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
+    ) -> Conversing[None]:
+        """Let players who are `reading` [(game, agent)] speak where there is a round of talk, and hear each other."""
+        talk = self.talk
+        if talk is None:
+            return
+        speaking = [(g, a) for g, a in reading if talk.due(self.seats[g][a].steps)]
+        if not speaking:
+            return
+        for g, a in speaking:
+            self.seats[g][a].asked_to_talk = True
+        questions = [self._asked_of(g, a, f"talk {self.seats[g][a].steps}", talk.schema()) for g, a in speaking]
+        parsers = [lambda reply, agent=a: talk.read(reply.text, agent, reply.cut) for _, a in speaking]
+        replies = yield from self.speaker.asking(questions, parsers)
+        said: dict[int, list[Said | None]] = {g: [None] * self.spec.n_agents for g, _ in speaking}
+        for (g, a), message_, took in zip(speaking, replies, self.speaker.asked, strict=True):
+            said[g][a] = message_ or Said("")
+            self.seats[g][a].asked_to_talk = False
+            self.counts.spoke(self.models[a], message_)
+            self.counts.took(self.models[a], took)
+            notes[g][a] |= {"said": (message_ or Said("")).text, "talk_took": _took(took)}
+        for g, round_ in said.items():
+            for a, entries in enumerate(talk.heard(round_, [str(text) for text in texts[g]])):
+                if (own := round_[a]) is not None:
+                    self.seats[g][a].hear(own.text, own.to, entries)
+
     def _learning(self, notes: list[list[dict[str, Any]]]) -> Conversing[None]:
         """Draw a lesson from each episode that a player leaves behind for another one."""
         if not self.settings.lessons:
@@ -340,16 +379,10 @@ class LLMPolicy:
             notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _took(took)}
 
     def _lesson_question(self, seat: PlayerConversation, agent: int) -> Query:
-        system = self._system(agent, tuple(seat.lessons))
+        system = self.prompts.system(agent, tuple(seat.lessons))
 
         def told(kept: int) -> tuple[Prompt, tuple[Message, ...]]:
-            prompt = self.prompts.render(
-                "lesson",
-                turns=seat.turns[len(seat.turns) - kept :],
-                left_out=max(seat.before - kept, 0),
-                end=said(seat.last_episode),
-                lessons=seat.lessons,
-            )
+            prompt = self.prompts.lesson(seat, kept)
             return prompt, (message("system", system.text), message("user", prompt.text))
 
         model = self.models[agent]
@@ -357,37 +390,8 @@ class LLMPolicy:
         prompt, messages = told(max(kept, 0))
         return Query(messages, prompt.name, prompt.hash, model=model)
 
-    def _system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
-        examples = [self.answers.shown(action) for action in self.answers.examples()]
-        before = {"reflection": "..."} if self.settings.reflection else {}
-        before |= {"plan": "..."} if self.settings.plan else {}
-        return self.prompts.render(
-            "system",
-            goal=self.text.goal,
-            observation=self.text.observation,
-            actions=self.answers.told,
-            numbers=self.spec.continuous_actions is not None,
-            n_agents=self.spec.n_players,
-            agent=self.spec.player_names[agent],
-            reflect=self.settings.reflection,
-            plan=self.settings.plan,
-            numbered=self.answers.numbered,
-            frames=self.settings.show_frames,
-            text=self.settings.show_text,
-            show=[name for name in self.settings.show if name != "legal_actions" or "action_mask" in self.channels],
-            action_every=self.settings.action_every,
-            decimals=self.decimals,
-            examples=[said({**before, "action": example}) for example in examples],
-            episodes=self._episodes,
-            by=self.settings.examples_by,
-            lessons=lessons,
-        )
-
     def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:
         return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)
-
-    def _repair(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault)
 
     def _mask(self, observation: dict[str, Any], game: int, agent: int) -> list[bool] | None:
         if "action_mask" not in self.channels:

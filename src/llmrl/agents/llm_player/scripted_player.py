@@ -45,6 +45,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     section = needed(_ACTIONS.search(system), "the actions (a section `# What you can do`)")[1]
     actions = needed(_ACTION.findall(section), "the actions (`- name: what it does`)")
     now = _last_told(messages)
+    if now.get("talk") is True:
+        return json.dumps(_message([name for name, _ in actions], system, now))
     if _NUMBERS in section:
         note(_NO_RULE)
         why, answer = _numbers(actions, now)
@@ -81,6 +83,17 @@ def _choice(names: Sequence[str], system: str, now: Mapping[str, Any], note: Cal
         note(_NO_RULE)
     digits = int.from_bytes(hashlib.sha256(_rough(now).encode()).digest()[:8], "big")
     return "any action that is legal", _written(legal[digits % len(legal)])
+
+
+def _message(names: Sequence[str], system: str, now: Mapping[str, Any]) -> dict[str, str]:
+    """Say what will be done; to the next player, where a message is to one."""
+    _, answer = _choice(names, system, now, lambda said: None)
+    message = {"message": f"By rule, not by thought: I mean to {answer}."}
+    own = needed(re.search(r"^You are player (\d+)\.", system, re.MULTILINE), "who the player is (`You are player 1.`)")
+    if '"to"' not in system.partition("# Talking")[2]:
+        return message
+    n = int(needed(re.search(r"There are (\d+) players", system), "how many players there are")[1])
+    return {"to": f"player {int(own[1]) % n + 1}", **message}
 
 
 def _written(name: str) -> Any:

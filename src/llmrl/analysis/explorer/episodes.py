@@ -17,7 +17,7 @@ Calls = dict[str, list[Mapping[str, Any]]]
 """The calls of an episode by `<player>/<decision>`, or `<player>/lesson`."""
 
 _PLACE = re.compile(r"episode (\d+), player (\d+), (\w+)")
-_STEP = ("action", "reward", "reflection", "plan", "lesson", "asked", "valid", "replies", "invalid", "failed")
+_STEP = ("action", "reward", "reflection", "plan", "lesson", "said", "asked", "valid", "replies", "invalid", "failed")
 
 
 def episode_rows(folder: Path) -> list[dict[str, Any]]:

@@ -141,6 +141,7 @@ def game_text(
         tuple(observation),
         tuple((name, _ACTS[name].format(away=facts.away, zap_cooldown=facts.zap_cooldown)) for name in actions),
         example=_example(substrate, rules, n_agents, mechanism, shown),
+        neighbours="players",
     )
 
 

@@ -156,6 +156,7 @@ class Episode extends HTMLElement {
     const parts = [head, ...this.badges(line)];
     if (line.observation !== undefined) parts.push(block("Observation", texts[line.observation], "observation"));
     if (line.lesson) parts.push(block("Lesson", line.lesson, "thought"));
+    if (line.said) parts.push(block("Said", line.said, "thought"));
     if (line.plan) parts.push(block("Plan", line.plan, "thought"));
     if (line.reflection) parts.push(block("Reflection", line.reflection, "thought"));
     if (line.calls.length) {
