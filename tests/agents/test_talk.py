@@ -41,7 +41,8 @@ class Fishers(Echo):
         replies = []
         for request in requests:
             who = request.messages[0]["content"].rpartition("You are ")[2].split(".")[0]
-            now = json.loads(request.messages[-1]["content"])
+            told = [m["content"] for m in request.messages if m["role"] == "user" and m["content"].startswith("{")]
+            now = json.loads(told[-1])
             self.asked.append((who, now, request))
             replies.append(ChatReply(json.dumps(self.answer(who, now)), 10, 5))
         return replies
