@@ -20,8 +20,8 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
     """Return the resolved config with a digest for each kind of file that it refers to; or with the digests in `only`.
 
     `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model), `table_digest` (plan table
-    from a file), `text_digest` (game texts from files), `personas_digest` (who players are), `map_digest` (map and pictures of a society's games, if they
-    are files or depend on what is installed).
+    from a file), `text_digest` (game texts from files), `personas_digest` (who players are, from files), `map_digest`
+    (map and pictures of a society's games, if they are files or depend on what is installed).
 
     Raises:
         ConfigError: a file is missing, or has changed since the run was submitted.

@@ -130,6 +130,7 @@ class Outcome:
         training: mean objective over the episodes of the first and of the last training round under the proposal; None
             without training.
         steps: the beginning of the first episode; None if it is not recorded.
+        net_returns: return of each agent after the mechanism, mean over validation episodes, [n_agents].
     """
 
     vector: np.ndarray
@@ -146,6 +147,7 @@ class Outcome:
     draw: str | None = None
     training: tuple[float, float] | None = None
     steps: Trace | None = None
+    net_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)

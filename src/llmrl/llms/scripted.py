@@ -37,6 +37,8 @@ RULES = {
     "lesson": "llmrl.agents.llm_player.scripted_player",
     "talk": "llmrl.agents.llm_player.scripted_player",
     "principal": "llmrl.principals.scripted_mechanism",
+    "nomination": "llmrl.principals.scripted_vote",
+    "vote": "llmrl.principals.scripted_vote",
     "search": "llmrl.principals.scripted_search",
     "teacher": "llmrl.teachers.scripted_planner",
     "check": "llmrl.llms.scripted",

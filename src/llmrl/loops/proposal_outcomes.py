@@ -58,6 +58,7 @@ def score(
         standard_error=standard_error_of_mean(means if societies > 1 else values),
         context=context,
         returns=np.mean([episode.base_returns for episode in episodes], axis=0),
+        net_returns=np.mean([episode.returns for episode in episodes], axis=0),
         trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.told},
         summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.told},
         welfare={name: float(x.mean()) for name, x in found.items()},

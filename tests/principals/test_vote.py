@@ -1,0 +1,194 @@
+"""Citizens nominate numbers and vote on them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import comparable_metrics, only_run_folder, run
+from llmrl.core.errors import BudgetExhausted, ConfigError
+from llmrl.core.records import Briefing, ChatReply, Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.envs.escape_room import EscapeRoom
+from llmrl.envs.mechanisms import Incentives
+from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.llms.client import ChatClient
+from llmrl.llms.structured import InvalidReply
+from llmrl.principals.ballots import approved, counted, vote_schema
+from llmrl.principals.vote import VotePrincipal
+from models import Echo, scripted
+
+OPTIONS = ("option_1", "option_2", "option_3")
+
+
+class Citizens(Echo):
+    """Answer nominations with `numbers`, and ballots with what `vote` makes of the options, the agent and the text."""
+
+    def __init__(self, numbers, vote):
+        super().__init__()
+        self.numbers, self.vote = numbers, vote
+
+    def complete(self, requests):
+        replies = []
+        for request in requests:
+            text = request.messages[0]["content"]
+            self.asked.append((request.purpose, text))
+            who = int(re.search(r"You are agent (\d+) of", text)[1])
+            if request.purpose == "nomination":
+                replies.append(ChatReply(json.dumps(self.numbers(who))))
+                continue
+            options = dict(re.findall(r"^- (option_\d+)(?: \(as in the last generation\))?: (.+?)\. ", text, re.M))
+            replies.append(ChatReply(self.vote(options, who, text)))
+        return replies
+
+
+def numbers(value):
+    names = EscapeRoom(Seeds(0), n_envs=1).spec.mechanism.names
+    return {"reasoning": "x"} | dict.fromkeys(names, value)
+
+
+def room(**options):
+    return EscapeRoom(Seeds(0), n_envs=1, fixed_context=0, **options).spec
+
+
+def principal(citizens, seed=0, spec=None, **options):
+    return VotePrincipal(spec or room(), ChatClient(citizens), Seeds(seed), **options)
+
+
+def told(proposer, vector, returns):
+    outcome = Outcome(vector, 0.0, np.zeros(1), context=0, net_returns=np.array(returns))
+    return proposer.tell([outcome])
+
+
+def largest(options, who, text):
+    best = max(options, key=lambda name: float(options[name].split("=")[1].split(",")[0]))
+    return json.dumps({"reasoning": "more", "choice": best})
+
+
+class TestCounting:
+    @given(st.lists(st.none() | st.lists(st.integers(0, 4), unique=True), max_size=12))
+    def test_every_vote_counts_once(self, votes):
+        tally = counted(votes, 5)
+        assert tally.shape == (5,) and tally.sum() == sum(len(vote) for vote in votes if vote is not None)
+
+    def test_approvals(self):
+        assert approved('{"choices": ["option_1", "Option 3"]}', OPTIONS, False) == [0, 2]
+        assert approved('{"choices": []}', OPTIONS, False) == []
+        assert approved('```json\n{"reasoning": "x", "choices": "option_2"}\n```', OPTIONS, False) == [1]
+        for wrong in ('{"choices": ["option_4"]}', "none of them", '{"x": 1}'):
+            with pytest.raises(InvalidReply):
+                approved(wrong, OPTIONS, False)
+
+    def test_the_schema_names_the_options(self):
+        assert vote_schema(OPTIONS, False)["properties"]["choice"]["enum"] == list(OPTIONS)
+        assert vote_schema(OPTIONS, True)["properties"]["choices"]["items"]["enum"] == list(OPTIONS)
+
+
+class TestVotes:
+    def test_the_option_with_most_votes_holds(self):
+        citizens = Citizens(lambda who: numbers(who / 2), largest)
+        proposer = principal(citizens, nominations=5)
+        [vector] = proposer.ask(0)
+        assert vector.tolist() == [2.5] * 5
+        purposes = [purpose for purpose, _ in citizens.asked]
+        assert purposes.count("nomination") == 5 and purposes.count("vote") == 5
+        metrics = told(proposer, vector, [1, 2, 3, 4, 5])
+        assert metrics["vote/turnout"] == 1 and metrics["vote/winner_share"] == 1 and metrics["vote/options"] == 6
+
+    def test_a_tie_leaves_things_as_they_are(self):
+        def split(options, who, text):
+            names = sorted(options, key=lambda name: options[name])
+            return json.dumps({"choice": names[0] if who <= 2 else names[-1]})
+
+        proposer = principal(Citizens(lambda who: numbers(4.0), split), voters=4, nominations=1)
+        assert proposer.ask(0)[0].tolist() == [0.0] * 5
+        assert told(proposer, np.zeros(5), [0] * 5)["vote/kept"] == 1
+
+    def test_who_cannot_be_understood_abstains(self):
+        def one(options, who, text):
+            return largest(options, who, text) if who == 3 else "I would rather not."
+
+        proposer = principal(Citizens(lambda who: numbers(4.0), one))
+        assert proposer.ask(0)[0].tolist() == [4.0] * 5
+        metrics = told(proposer, np.zeros(5), [0] * 5)
+        assert metrics["vote/turnout"] == pytest.approx(0.2) and metrics["vote/abstentions"] == 4
+
+    def test_numbers_out_of_bounds_are_no_nomination(self):
+        proposer = principal(Citizens(lambda who: numbers(9.0), largest))
+        assert proposer.ask(0)[0].tolist() == [0.0] * 5
+        assert proposer.last["vote/options"] == 1
+
+    def test_approval(self):
+        def all_but_the_smallest(options, who, text):
+            assert '"choices"' in text
+            names = sorted(options, key=lambda name: float(options[name].split("=")[1].split(",")[0]))
+            return json.dumps({"choices": names[1:] if who > 1 else names[-1:]})
+
+        proposer = principal(
+            Citizens(lambda who: numbers(who / 2), all_but_the_smallest), rule="approval", nominations=5
+        )
+        assert proposer.ask(0)[0].tolist() == [2.5] * 5
+
+    def test_a_citizen_is_told_what_itself_got(self):
+        citizens = Citizens(lambda who: numbers(1.0), largest)
+        proposer = principal(citizens, nominate="random", memory=1)
+        for vector, returns in (([1.0] * 5, [9] * 5), ([2.0] * 5, [1, 2, 3, 4, 5])):
+            told(proposer, np.array(vector), returns)
+        proposer.ask(0)
+        for _, text in citizens.asked:
+            who = int(re.search(r"You are agent (\d+) of", text)[1])
+            assert f"you got {who} an episode, payments included; all agents on average 3" in text
+            assert "Generation 1 " not in text and "(as in the last generation): lever_0=2" in text
+
+    def test_ballots_are_shuffled_by_the_seed(self):
+        found = set()
+        for seed in range(6):
+            citizens = Citizens(lambda who: numbers(who / 2), largest)
+            principal(citizens, seed=seed).ask(0)
+            found.add(next(text for purpose, text in citizens.asked if purpose == "vote").partition("## The vote")[2])
+        assert len(found) > 2
+
+    def test_games_are_described_and_briefed(self):
+        settings = SubstrateSettings("cleanup", 1, n_agents=3, mechanism=Incentives(), observe=["grid"], map="own")
+        spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
+        proposer = principal(Citizens(lambda who: {}, largest), spec=spec)
+        proposer.brief(Briefing(7, 1, 1, 1, True))
+        text = proposer._ballot(0, None, proposer._named([spec.mechanism.neutral])).messages[0]["content"]
+        assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
+
+    @pytest.mark.parametrize("options", [{"voters": 6}, {"nominations": 6}])
+    def test_more_than_there_are(self, options):
+        with pytest.raises(ConfigError, match="has only 5 agents"):
+            principal(Citizens(lambda who: {}, largest), **options)
+
+    def test_without_a_model(self):
+        with pytest.raises(ConfigError, match="needs a chat model"):
+            VotePrincipal(room(), None, Seeds(0))
+
+    def test_estimates_are_what_is_asked(self):
+        llm = scripted()
+        proposer = VotePrincipal(room(), llm, Seeds(0))
+        estimate = proposer.estimate(4, 1)
+        for _ in range(4):
+            told(proposer, proposer.ask(0)[0], [0.0] * 5)
+        assert estimate.calls == 4 * (5 + 3) == llm.metrics()["llm/calls"]
+
+
+def test_a_society_votes_and_goes_on_after_a_budget(tmp_path):
+    options = ("env=escape_room", "principal=vote", "env.n_envs=4", "design.steps=4", "design.adapt_rounds=2")
+    options = (*options, "design.validate_episodes=4", "llm.cache=off", "env.fixed_context=1")
+    run(*options, f"output_root={tmp_path / 'whole'}")
+    with pytest.raises(BudgetExhausted):
+        run(*options, "llm.budget.calls=13", f"output_root={tmp_path / 'parts'}")
+    run(*options, "llm.budget.calls=1000", f"output_root={tmp_path / 'parts'}")
+
+    def unpaid(folder):
+        return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+
+    whole, parts = (only_run_folder(tmp_path / name) for name in ("whole", "parts"))
+    assert unpaid(whole) == unpaid(parts)
+    assert unpaid(whole)[-1]["vote/turnout"] == 1
