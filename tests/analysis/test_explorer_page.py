@@ -67,6 +67,20 @@ def test_the_filter_of_runs_leaves_those_that_fit(page):
     assert page.locator("x-runs [role=status]").inner_text() == "0 of 3 runs"
 
 
+def test_runs_are_called_what_tells_them_apart_and_empty_columns_are_left_out(browser, site, tmp_path):
+    page = browser.new_page()
+    page.goto(f"{site}#/runs")
+    names = page.locator("x-runs .row .cell:first-child").all_inner_texts()
+    assert names[0].startswith("corridor / ") and names[1] == names[2] and names[1].startswith("state / ")
+    assert "principal" in page.locator("x-runs .table-head").inner_text()
+    played(tmp_path, 2)
+    page.goto(f"{write_explorer(tmp_path).as_uri()}#/runs")
+    page.locator("x-runs .row").first.wait_for()
+    head = page.locator("x-runs .table-head").inner_text()
+    assert "episodes" in head and "principal" not in head and "proposals" not in head
+    page.close()
+
+
 def test_a_thousand_episodes_are_a_bounded_page_and_can_be_scrolled(page, site):
     page.locator("x-runs .row", has_text="corridor").click()
     rows = page.locator("x-episodes .row")

@@ -84,13 +84,13 @@ def test_the_link_selects_means_and_their_colours(bands: bool) -> None:
     found = urlsplit(link(bands, 7000))
     asked = {name: values[0] for name, values in parse_qs(found.query).items()}
     assert (found.netloc, found.fragment, asked["smoothing"]) == ("localhost:7000", "timeseries", "0.6")
-    runs = ["mean/ucb", "town/mean/ucb", "mean/ucb/low95", "mean/reference/untrained", "principal_ucb-1a2b3c4d/s0"]
+    runs = ["mean/ucb", "town/mean/ucb", "mean/ucb/low95", "mean/vs/untrained", "principal_ucb-1a2b3c4d/s0"]
     # TensorBoard searches without regard to case.
     shown = [run for run in runs if re.search(asked["runFilter"], run, re.I)]
     assert shown == [run for run in runs if "mean/" in run and (bands or "low95" not in run)]
     pattern = asked["runColorGroup"].removeprefix("regex:")
     groups = [found[1] if (found := re.search(pattern, run)) else None for run in runs]
-    assert groups == ["ucb", "ucb", "ucb", "reference/untrained", None]
+    assert groups == ["ucb", "ucb", "ucb", "vs/untrained", None]
     assert re.search(asked["tagFilter"], "Compare/objective") and not re.search(asked["tagFilter"], "train/return")
 
 

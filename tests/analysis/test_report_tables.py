@@ -87,6 +87,14 @@ def test_numbers_have_the_decimals_that_tell_them_apart(values: list[float], val
     assert NumberFormat(np.array(values))(value) == shown
 
 
+def test_numbers_are_no_finer_than_their_errors() -> None:
+    close = np.array([0.99236, 1.0])
+    assert (
+        NumberFormat(close)(0.99236) == "0.99236" and NumberFormat(close, np.array([0.0076, 0.0]))(0.99236) == "0.9924"
+    )
+    assert NumberFormat(close, np.array([0.0, 0.0]))(1.0) == "1.00000"  # nothing is known of errors of zero
+
+
 @pytest.mark.parametrize(("seeds", "shown"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")])
 def test_seed_list(seeds: list[int], shown: str) -> None:
     assert seed_list(seeds) == shown

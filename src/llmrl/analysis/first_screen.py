@@ -33,7 +33,10 @@ from llmrl.run.tensorboard_file import PATTERN, EventFile
 
 FOLDER = "mean"
 """Beside the run folders of a sweep: the event files of its groups."""
-LOW, HIGH, REFERENCE = "low95", "high95", "reference"
+LOW, HIGH = "low95", "high95"
+REFERENCE = "vs"
+"""Of lines that a principal has to beat. Short, because TensorBoard hides the colours of its list where a name has more
+than about twenty characters; and late in the alphabet, so that groups stand first."""
 MOST_BANDS = 3
 """Groups up to which the link shows bands: more of them hide the means."""
 SMOOTHING = 0.6

@@ -155,8 +155,10 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The folder as it was given, or its absolute path if that has no name (`.`)."""
-        return str(self.folder if self.folder.name else self.folder.absolute())
+        """The folder as seen from the working directory where it is below it, else its absolute path."""
+        folder = self.folder.absolute()
+        below = folder.is_relative_to(Path.cwd()) and folder != Path.cwd()
+        return str(folder.relative_to(Path.cwd()) if below else folder)
 
     @property
     def counted(self) -> int:

@@ -172,8 +172,8 @@ def _chapters(
         figures = [drawn[what] for what in whats if what in drawn]
         return Chapter(title, notes, figures, [own[what] for what in whats if what in own], **more)
 
-    found = [chapter("", ("study", *_STUDY), section.study.sentences if section.study is not None else ())]
-    found += [chapter(title, whats) for title, whats in _STORY.items()]
+    studied = chapter("", ("study", *_STUDY), section.study.sentences if section.study is not None else ())
+    found = [chapter(title, whats) for title, whats in _STORY.items()]
     story = section.story
     videos = [
         EncodedVideo(video, f"{name}_video_{i}", _small(video.path)) for i, video in enumerate(story.videos) if drawn
@@ -184,10 +184,11 @@ def _chapters(
     notes = [_target(section)] if gap or section.target is None else []
     notes += [] if "scores" in own else remarks_of(section)
     notes += section.not_shown if drawn else []  # else the table of probabilities says so
-    found.append(chapter("Scores", (*curves, *_SCORES, "profile"), [*notes, *section.notes]))
-    kept = [each for each in found if each]
-    if kept and kept[-1].title != "Scores" and any(found[-1].notes):
-        kept.append(replace(found[-1], title="Remarks"))
+    scores = chapter("Scores", (*curves, *_SCORES, "profile"), [*notes, *section.notes])
+    # A study begins with its answer; for other runs the scores are it.
+    kept = [each for each in ([studied, *found, scores] if studied else [scores, *found]) if each]
+    if kept and not scores and any(scores.notes):
+        kept.append(replace(scores, title="Remarks"))
     return kept
 
 

@@ -124,12 +124,18 @@ def seed_list(seeds: Iterable[int]) -> str:
 
 
 class NumberFormat:
-    """A formatter of numbers, with as many decimals as show three digits of the spread of `values`."""
+    """A formatter of numbers, with as many decimals as show three digits of the spread of `values`.
 
-    def __init__(self, values: np.ndarray) -> None:
+    More decimals than show two digits of the largest of their `errors` would be noise.
+    """
+
+    def __init__(self, values: np.ndarray, errors: np.ndarray | None = None) -> None:
         size = float(np.abs(values).max()) if len(values) else 1.0
         spread = float(np.ptp(values)) if len(values) else 1.0
         self._decimals = max(0, 2 - math.floor(math.log10(spread or size or 1.0)))
+        error = float(errors.max()) if errors is not None and len(errors) else 0.0
+        if error:
+            self._decimals = min(self._decimals, max(0, 1 - math.floor(math.log10(error))))
         self._short = size >= 1e7 or self._decimals > 6
 
     def __call__(self, value: float) -> str:

@@ -26,6 +26,13 @@ def over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
     return float(mean(scores)), float(standard_error(scores, clusters_of([run for _, run in known])))
 
 
+def form_of(estimates: Sequence[Estimate]) -> NumberFormat:
+    """Return how the numbers of a column are written: no finer than their errors tell."""
+    numbers = np.array(estimates, dtype=float).reshape(-1, 2)
+    values, errors = (column[np.isfinite(column)] for column in numbers.T)
+    return NumberFormat(values, errors)
+
+
 def written(estimate: Estimate, form: NumberFormat) -> str:
     """Return `12.3 ± 0.4`; without the error where it is not known."""
     value, error = estimate

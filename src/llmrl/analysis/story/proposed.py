@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.story.means import bars, over_runs, written
+from llmrl.analysis.story.means import bars, form_of, over_runs, written
 from llmrl.analysis.story.records import rows_of
 from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable
 from llmrl.core.errors import CheckpointError, RunFolderError
@@ -96,7 +96,7 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     every = [best for own in ordered for best in own]
     responses = _responses(every)
     contexts = any(best.context for best in every)
-    form = NumberFormat(np.array([best.objective for best in every]))
+    form = form_of([(best.objective, best.standard_error) for best in every])
     reached = {g.name: over_runs([_reached(own) for own in g.proposals], g.runs) for g in groups}
     columns = ["group", "run", *(["context"] if contexts else []), *names, "objective", "rounds"]
     columns += ["highest of a run, mean", *(name.replace("_", " ") for name in responses)]
@@ -121,9 +121,9 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     header += ["highest_of_a_run", "highest_of_a_run_standard_error", *responses]
     column = columns.index("objective")
     sizes = bars([(best.objective, math.nan) for best in every])
-    notes = ["The highest of many noisy measurements is biased upwards, the more the fewer rounds it was measured in."]
+    notes = ["The highest of many noisy measurements is partly luck. More rounds of measurement leave less of it."]
     if responses:
-        notes.append("Behind it, what the agents did under it: means over its episodes.")
+        notes.append("The last columns say what the agents did under it: means over its episodes.")
     return ReportTable(
         "best",
         "The best proposal of each group",

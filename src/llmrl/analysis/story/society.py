@@ -8,9 +8,9 @@ import numpy as np
 
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.story.means import UNKNOWN, Estimate, bars, over_runs, written
+from llmrl.analysis.story.means import UNKNOWN, Estimate, bars, form_of, over_runs, written
 from llmrl.analysis.story.records import rows_of
-from llmrl.analysis.table_format import NumberFormat, ReportTable
+from llmrl.analysis.table_format import ReportTable
 from llmrl.core.run_context import Kind
 
 SHARE = 0.2
@@ -80,7 +80,7 @@ def society_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> R
     shown = [*objective, *welfare, *behaviour]
     if not welfare and not behaviour:
         return None
-    forms = {key: NumberFormat(np.array([x for x, _ in means[key].values() if np.isfinite(x)])) for key in shown}
+    forms = {key: form_of(list(means[key].values())) for key in shown}
     rows = [[name, *(written(means[key][name], forms[key]) for key in shown)] for name in runs_of]
     sizes = [bars([means[key][name] for name in runs_of]) for key in shown]
     titles = [_OBJECTIVES.get(key) or _WELFARE.get(key) or key.partition("/")[2].replace("_", " ") for key in shown]
@@ -130,4 +130,4 @@ def _says(means: Mapping[str, Estimate]) -> bool:
 
 
 def _column(means: Mapping[str, Estimate]) -> tuple[float, ...]:
-    return tuple(round(value, 9) for value, _ in means.values())
+    return tuple(float(f"{value:.6g}") for value, _ in means.values())  # games count in single precision

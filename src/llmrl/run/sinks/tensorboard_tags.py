@@ -37,6 +37,10 @@ REPEATED: Mapping[str, str] = {
 }
 """Metrics that are not drawn, and what is drawn that says the same."""
 
+MORE = "More/"
+"""Of final numbers beside the result. After `Final/`, so that the result is among the five that HParams shows first."""
+_DETAILS = ("area", "incumbent_")
+
 _WELFARE = "welfare/"
 _PAID = ("validation/incentives_paid", "evaluation/incentives_paid")
 """Names of games for `welfare/spending`."""
@@ -55,8 +59,17 @@ def tag_of(kind: str, metric: str) -> str | None:
 
 
 def finals(final: Mapping[str, float]) -> dict[str, float]:
-    """Return the final numbers that HParams is told: an error is no result, and would take the place of one."""
-    return {tag: value for tag, value in final.items() if not tag.endswith("_standard_error")}
+    """Return the final numbers that HParams is told: an error is no result, and would take the place of one.
+
+    >>> finals({"Final/area": 3.0, "Final/result": 2.0, "Final/result_standard_error": 0.1})
+    {'More/area': 3.0, 'Final/result': 2.0}
+    """
+    return {_later(tag): value for tag, value in final.items() if not tag.endswith("_standard_error")}
+
+
+def _later(tag: str) -> str:
+    name = tag.partition("/")[2]
+    return MORE + name if name.startswith(_DETAILS) else tag
 
 
 class Tags:

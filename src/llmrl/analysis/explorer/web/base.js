@@ -70,11 +70,26 @@ function number(x, digits = 4) {
   return Number(x.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
-/** What tells runs from each other: the parts of their labels in which they differ, and always the last. */
-function shortLabels(runs) {
-  const parts = runs.map((run) => run.label.split("/"));
+/**
+ * What tells runs from each other: the parts of their labels in which they differ, and always the last. Words that all
+ * share are left out, and hashes where labels differ without them, as long as as many labels differ as before.
+ */
+function shortLabels(runs, label = (run) => run.label) {
+  const parts = runs.map((run) => label(run).split("/"));
   const differs = (i) => new Set(parts.map((each) => each[i])).size > 1;
-  return new Map(runs.map((run, n) => [run.key, parts[n].filter((_, i) => i === parts[n].length - 1 || differs(i)).join(" / ")]));
+  const kept = parts.map((each) => each.filter((_, i) => i === each.length - 1 || differs(i)));
+  const words = kept.map((each) => each.map((part) => part.split("-")));
+  const shared = (word) => words.every((each) => each.flat().includes(word));
+  const without = (left) =>
+    words.map((each) => {
+      const told = each.map((part) => part.filter((word) => /^s\d+$/.test(word) || !left(word)).join(" "));
+      return told.filter(Boolean).join(" / ");
+    });
+  const isHash = (word) => /^[0-9a-f]{8}$/.test(word);
+  const all = kept.map((each) => each.join(" / "));
+  const choices = [without((word) => shared(word) || isHash(word)), without(shared), all];
+  const found = choices.find((names) => names.every(Boolean) && new Set(names).size === new Set(all).size);
+  return new Map(runs.map((run, n) => [run.key, found[n]]));
 }
 
 const plural = (n, word) => `${number(n)} ${word}${n === 1 ? "" : "s"}`;

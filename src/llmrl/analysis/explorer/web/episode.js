@@ -2,6 +2,8 @@
 
 const PLAY_MS = 400;
 
+const isBad = (line) => line.invalid || line.valid === false;
+
 class Episode extends HTMLElement {
   show(index, run, content, row, query) {
     Object.assign(this, { run, content, row, step: 0, player: 0, timer: null });
@@ -42,6 +44,7 @@ class Episode extends HTMLElement {
     this.frame = h("div", { class: "frame", role: "img" });
     this.chart = h("div", { class: "strip" });
     this.talk = h("div", { class: "talk", "aria-live": "off" });
+    const invalid = Array.from({ length: this.last + 1 }, (_, step) => this.lines(step)).flat().some(isBad);
     const button = (text, act, title) => h("button", { onclick: act, title }, text);
     const numbers = [
       `return ${number(row.return)}`,
@@ -79,8 +82,8 @@ class Episode extends HTMLElement {
           h(
             "div",
             { class: "controls" },
-            button("Next invalid", () => this.nextInvalid(), "the next step with a bad reply (n)"),
-            h("span", { class: "faint" }, "keys: ← → space, n for the next invalid reply"),
+            invalid ? button("Next invalid", () => this.nextInvalid(), "the next step with a bad reply (n)") : null,
+            h("span", { class: "faint" }, `keys: ← → for a step, space to play${invalid ? ", n for the next invalid reply" : ""}`),
           ),
         ),
         this.talk,
@@ -180,7 +183,7 @@ class Episode extends HTMLElement {
 
   isInvalid(step) {
     const line = this.line(step);
-    return Boolean(line && (line.invalid || line.valid === false));
+    return Boolean(line && isBad(line));
   }
 
   nextInvalid() {

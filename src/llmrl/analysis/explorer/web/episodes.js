@@ -40,6 +40,7 @@ class Episodes extends HTMLElement {
       h("label", {}, this.invalid, " has invalid replies"),
       h("label", {}, "return at least ", this.least),
       this.count,
+      h("span", { class: "faint" }, "Click an episode to see it step by step."),
     );
     this.replaceChildren(bar, this.table);
     this.draw();
@@ -62,7 +63,8 @@ customElements.define("x-episodes", Episodes);
 
 function runChooser(index, key, fits, target) {
   const runs = index.runs.filter((run) => fits(run) || run.key === key);
-  const options = runs.map((run) => h("option", { value: run.key, selected: run.key === key }, run.label));
+  const short = shortLabels(runs);
+  const options = runs.map((run) => h("option", { value: run.key, selected: run.key === key, title: run.label }, short.get(run.key)));
   const select = h("select", { onchange: () => (location.hash = target(select.value)) }, ...options);
   return h("label", { class: "chooser" }, "Run ", select);
 }

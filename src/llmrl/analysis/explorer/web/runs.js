@@ -1,7 +1,7 @@
 // The list of runs, with a filter over what describes them.
 
 const RUN_COLUMNS = [
-  { name: "short", title: "run", width: "minmax(14rem, 3fr)" },
+  { name: "short", title: "run", width: "minmax(14rem, 5fr)", cell: (run) => h("span", { title: run.label }, run.told) },
   { name: "seed", title: "seed", width: "4rem", number: true },
   { name: "env", title: "env" },
   { name: "agent", title: "agent" },
@@ -25,7 +25,7 @@ class Runs extends HTMLElement {
     });
     this.count = h("span", { class: "faint", role: "status" });
     this.table = document.createElement("x-table");
-    const bar = h("div", { class: "bar" }, h("label", {}, "Filter ", this.filter), this.count);
+    const bar = h("div", { class: "bar" }, h("label", {}, "Filter ", this.filter), this.count, h("span", { class: "faint" }, "Click a run for what it did."));
     this.replaceChildren(bar, this.problems(index), this.table);
     this.draw(index);
   }
@@ -39,10 +39,16 @@ class Runs extends HTMLElement {
   }
 
   draw(index) {
+    const told = shortLabels(index.runs, (run) => run.short);
+    for (const run of index.runs) run.told = told.get(run.key);
     const rows = index.runs.filter((run) => matches(describing(run), this.filter.value));
     this.count.textContent = `${number(rows.length)} of ${plural(index.runs.length, "run")}`;
     remember("runs", { filter: this.filter.value });
-    this.table.set(RUN_COLUMNS, rows, (run) => {
+    // What no run has takes no room.
+    const isEmpty = (value) => value === undefined || value === null || value === "";
+    const says = (name, value) => (name === "episodes" || name === "proposals" ? value > 0 : !isEmpty(value));
+    const columns = RUN_COLUMNS.filter(({ name }) => name === "short" || index.runs.some((run) => says(name, run[name])));
+    this.table.set(columns, rows, (run) => {
       location.hash = run.proposals && !run.episodes ? link("timeline", { runs: run.key }) : link(`episodes/${run.key}`);
     });
   }

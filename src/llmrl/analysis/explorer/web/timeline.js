@@ -2,6 +2,14 @@
 
 const MOST_RUNS = 8;
 
+/** The first run of each group, then the others: groups are compared before seeds are. */
+function firstOfEach(runs) {
+  const seen = new Set();
+  const isFirst = (run) => !seen.has(run.short) && seen.add(run.short);
+  const first = runs.filter(isFirst);
+  return [...first, ...runs.filter((run) => !first.includes(run))];
+}
+
 class Timeline extends HTMLElement {
   async show(index, query) {
     this.index = index;
@@ -9,7 +17,7 @@ class Timeline extends HTMLElement {
     this.short = shortLabels(this.runs);
     const known = new Set(this.runs.map((run) => run.key));
     const asked = (query.get("runs") ?? "").split(",").filter((key) => known.has(key));
-    this.chosen = new Set(asked.length ? asked : this.runs.slice(0, 2).map((run) => run.key));
+    this.chosen = new Set(asked.length ? asked : firstOfEach(this.runs).slice(0, 2).map((run) => run.key));
     this.filter = h("input", {
       type: "search",
       placeholder: "filter runs",
@@ -182,7 +190,7 @@ class Timeline extends HTMLElement {
         marginTop: 10,
         style: { background: "none" },
         x: { ...this.x(rows), label: null, ticks: 4 },
-        y: { label: null, ticks: 4, grid: true, nice: true },
+        y: { label: null, ticks: 4, grid: true, nice: true, tickFormat: (d) => number(d) },
         marks: [
           Plot.line(rows, { x: "place", y: "value", z: "run", stroke: (d) => this.colour(d.run), strokeOpacity: 0.6 }),
           Plot.dot(rows, { x: "place", y: "value", fill: (d) => this.colour(d.run), r: 2.5 }),
