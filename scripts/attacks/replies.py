@@ -185,7 +185,8 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def readers() -> dict[str, Callable[[str], object]]:
-    from llmrl.agents.llm_player.answer_format import DiscreteAnswer, read_lesson, read_reply
+    from llmrl.agents.llm_player.answer_format import DiscreteAnswer, read_reply
+    from llmrl.agents.llm_player.lessons import read_lesson
     from llmrl.llms.reading.answer_parser import parse_answer
     from llmrl.llms.reading.vector_parser import VectorParser
     from llmrl.teachers.plans import Skill, parse_reply

@@ -99,7 +99,9 @@ GAMES = {
     "taxed harvest": lambda shown: society("harvest", BracketedTax(), shown),
     "paid cleanup": lambda shown: society("cleanup", Incentives(), shown),
     "cleanup as published": lambda shown: society("cleanup", MECHANISMS["published incentives"](), shown),
-    "taxed fishery": lambda shown: Commons(Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], growth=9, most=5, horizon=40),
+    "taxed fishery": lambda shown: Commons(
+        Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], growth=9, most=5, horizon=40
+    ),
     "escape room": lambda shown: EscapeRoom(Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], horizon=30),
 }
 

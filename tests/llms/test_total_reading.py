@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from llmrl.agents.llm_player.answer_format import ContinuousAnswer, DiscreteAnswer, read_lesson, read_reply
+from llmrl.agents.llm_player.answer_format import ContinuousAnswer, DiscreteAnswer, read_reply
+from llmrl.agents.llm_player.lessons import read_lesson
 from llmrl.core.records import ChatReply
 from llmrl.core.spaces import ContinuousActions
 from llmrl.llms.cache import Cache

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmrl.agents.llm_player.answer_format import LESSON_TURNS, AnswerWith
+from llmrl.agents.llm_player.answer_format import AnswerWith
 from llmrl.agents.llm_player.conversation import SHOWN, PlayerConversation, Show
 from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, of_rule, of_run
+from llmrl.agents.llm_player.lessons import LESSON_TURNS
 from llmrl.agents.llm_player.player_settings import PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.agents.llm_player.talk import TalkTo

@@ -1,4 +1,4 @@
-"""Answers of a player: their form, parsing of replies into actions and lessons, and fallbacks for invalid replies."""
+"""Answers of a player: their form, parsing of replies into actions, and fallbacks for invalid replies."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, Field
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ContinuousActions, EnvSpec
 from llmrl.llms.reading.answer_parser import AnswerParser, parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
-from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
 
 AnswerWith = Literal["name", "number"]
 Action = int | list[float]
 """Index of a discrete action, or the numbers of a continuous one."""
-LESSON_TURNS = 50
-"""Most turns of an episode, the newest ones, from which a lesson is drawn."""
-LONGEST_LESSON = 600
-"""Most characters of a lesson."""
 PLAN = ("plan",)
 """Names of the field with a plan in a reply."""
 LONGEST_PLAN = 600
 """Most characters kept of a plan."""
-LESSON = TextParser("lesson", LONGEST_LESSON)
 
 
 @dataclass(frozen=True)
@@ -39,12 +32,6 @@ class PlayerReply:
     action: Action
     reflection: str = ""
     plan: str = ""
-
-
-class Lesson(BaseModel):
-    """Reply to the question for a lesson from an episode."""
-
-    lesson: str = Field(min_length=1)
 
 
 class AnswerFormat(Protocol):
@@ -242,15 +229,6 @@ def read_reply(
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
     plan = " ".join(found.kept.split())[:LONGEST_PLAN]
     return PlayerReply(action, reflection, plan if plan.strip(" .\u2026") else "")
-
-
-def read_lesson(text: str, cut: bool = False) -> str:
-    """Return the lesson of a reply in one line; `cut` says that the reply was cut off because it grew too long.
-
-    Raises:
-        InvalidReply: the reply holds no lesson.
-    """
-    return " ".join(parse_answer(text, LESSON, cut).answer.split())[:LONGEST_LESSON]
 
 
 def _enum(names: list[str]) -> dict[str, Any]:

@@ -10,17 +10,15 @@ import numpy as np
 import torch
 
 from llmrl.agents.llm_player.answer_format import (
-    LESSON_TURNS,
     Action,
     AnswerFormat,
-    Lesson,
     PlayerReply,
     answers_of,
-    read_lesson,
     read_reply,
     reply_schema,
 )
-from llmrl.agents.llm_player.conversation import Message, PlayerConversation, message, said
+from llmrl.agents.llm_player.conversation import Message, PlayerConversation, said
+from llmrl.agents.llm_player.lessons import LESSON_TURNS, Lessons
 from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerSettings
@@ -33,7 +31,6 @@ from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, Sta
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import picture
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import Conversing, Query, QueryStats, StructuredQuery, conversed, most_that_fit
 
 FALLBACK = "(no usable reply)"
@@ -93,14 +90,7 @@ class LLMPolicy:
         self.speaker: StructuredQuery[Said] = StructuredQuery(
             llm, "talk", lambda reply: Said(reply.text), self.prompts.repair, None, repair_turns
         )
-        self.pupil: StructuredQuery[str] = StructuredQuery(
-            llm,
-            "lesson",
-            lambda reply: read_lesson(reply.text, reply.cut),
-            self.prompts.repair,
-            json_schema(Lesson),
-            repair_turns,
-        )
+        self.lessons = Lessons(llm, self.prompts, settings.lessons, repair_turns)
         # Turns that are kept: as many as are shown, or as a lesson is drawn from.
         shown = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
         self._keep = max(shown, LESSON_TURNS if settings.lessons else 0)
@@ -114,7 +104,6 @@ class LLMPolicy:
         self.counts = PlayerCounts(self.models)
         # Faults in prompts are found before the first question.
         self.system = [self.prompts.system(agent, ()) for agent in range(spec.n_agents)]
-        self._lesson_question(PlayerConversation(turns=[("{}", "{}")]), 0)
         self.prompts.repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -195,7 +184,7 @@ class LLMPolicy:
         `player/<model>/...`, where players are several; and `llm/...` of `StructuredQuery.metrics`, of all kinds of
         questions together.
         """
-        others = (self.pupil.metrics(), self.speaker.metrics())
+        others = (self.lessons.asker.metrics(), self.speaker.metrics())
         both = {name: x + sum(other[name] for other in others) for name, x in self.asker.metrics().items()}
         return both | self.counts.metrics(
             bool(self.settings.lessons), bool(self.settings.models), talks=self.talk is not None
@@ -225,7 +214,7 @@ class LLMPolicy:
 
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
-        return *self.counts.each, self.asker.counters, self.pupil.counters, self.speaker.counters
+        return *self.counts.each, self.asker.counters, self.lessons.asker.counters, self.speaker.counters
 
     def state_dict(self) -> State:
         return {
@@ -233,7 +222,7 @@ class LLMPolicy:
             "playing": self.playing.copy(),
             "counts": self.counts.state_dict(),
             "asker": self.asker.state_dict(),
-            "pupil": self.pupil.state_dict(),
+            "pupil": self.lessons.asker.state_dict(),
             "speaker": self.speaker.state_dict(),
         }
 
@@ -242,7 +231,7 @@ class LLMPolicy:
         self.playing = np.array(state["playing"])
         self.counts.load_state_dict(state["counts"])
         self.asker.load_state_dict(state["asker"])
-        self.pupil.load_state_dict(state["pupil"])
+        self.lessons.asker.load_state_dict(state["pupil"])
         self.speaker.load_state_dict(state["speaker"])
 
     def _asks(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
@@ -365,30 +354,14 @@ class LLMPolicy:
             for agent, seat in enumerate(self.seats[game])
             if seat.unlearnt
         ]
-        questions = [
-            replace(self._lesson_question(self.seats[g][a], a), place=self._place(g, a, "lesson")) for g, a in pupils
-        ]
-        lessons = (yield from self.pupil.asking(questions)) if questions else []
-        for (game, agent), lesson, took in zip(pupils, lessons, self.pupil.asked, strict=False):
-            seat = self.seats[game][agent]
+        drawn = yield from self.lessons.drawing(
+            [(self.seats[g][a], a, self.models[a], self._place(g, a, "lesson")) for g, a in pupils]
+        )
+        for (game, agent), (_, lesson, took) in zip(pupils, drawn, strict=False):
             if lesson is not None:
-                seat.lessons = [*seat.lessons, lesson][-self.settings.lessons :]
                 self.counts.learnt(self.models[agent])
-            seat.turns, seat.unlearnt = [], False
             self.counts.took(self.models[agent], took)
             notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _took(took)}
-
-    def _lesson_question(self, seat: PlayerConversation, agent: int) -> Query:
-        system = self.prompts.system(agent, tuple(seat.lessons))
-
-        def told(kept: int) -> tuple[Prompt, tuple[Message, ...]]:
-            prompt = self.prompts.lesson(seat, kept)
-            return prompt, (message("system", system.text), message("user", prompt.text))
-
-        model = self.models[agent]
-        kept = most_that_fit(lambda k: self.llm.fits(told(k)[1], model), min(len(seat.turns), LESSON_TURNS))
-        prompt, messages = told(max(kept, 0))
-        return Query(messages, prompt.name, prompt.hash, model=model)
 
     def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:
         return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)

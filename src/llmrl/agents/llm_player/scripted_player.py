@@ -162,4 +162,27 @@ def _commons(seen: Mapping[str, Any]) -> str | None:
     return f"take_{warned[1] if warned else int(seen['stock']) // int(seen['players'])}"
 
 
-_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _commons)
+def _village(seen: Mapping[str, Any]) -> str | None:
+    """Clean Up and Harvest: clean dirt ahead, else go to the nearest apple, else to dirt, else look around."""
+    if not {"map", "apples", "players"} <= set(seen):
+        return None
+    dirt = seen.get("nearest_dirt")
+    if dirt is not None and dirt["right"] == 0 and 1 <= dirt["ahead"] <= 3:
+        return "clean"
+    target = seen.get("nearest_apple") or dirt
+    if target is None:
+        return "turn_left" if "#" in str(seen["map"][8])[5:6] else "forward"
+    if abs(target["ahead"]) >= abs(target["right"]):
+        return "forward" if target["ahead"] > 0 else "backward"
+    return "step_right" if target["right"] > 0 else "step_left"
+
+
+def _room(seen: Mapping[str, Any]) -> str | None:
+    """The escape room: go to the lever that works while fewer than two others are there, else to the door."""
+    if "working_lever" not in seen:
+        return None
+    there = int(seen.get("others_at", {}).get(seen["working_lever"], 0))
+    return "go_to_door" if there >= 2 else f"go_to_{seen['working_lever']}"
+
+
+_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _commons, _village, _room)

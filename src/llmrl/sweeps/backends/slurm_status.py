@@ -13,7 +13,7 @@ from functools import cached_property
 from llmrl.analysis.runs import JobEnd, Queue
 from llmrl.run.queued import Queued
 from llmrl.sweeps.backends.protocol import SchedulerError
-from llmrl.sweeps.backends.slurm_reasons import in_words
+from llmrl.sweeps.backends.slurm_pending_reasons import in_words
 
 log = logging.getLogger(__name__)
 
