@@ -141,4 +141,13 @@ def _cliff(seen: Mapping[str, Any]) -> str | None:
     return "up" if seen["row"] == 3 else "right"
 
 
-_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff)
+def _tax_economy(seen: Mapping[str, Any]) -> str | None:
+    """Full-time work, less the share of last year's income that was taken, to the next ten hours."""
+    if "hourly_wage" not in seen:
+        return None
+    last = seen["last_year"] or {"income": 0, "tax_paid": 0}
+    taken = last["tax_paid"] / last["income"] if last["income"] else 0.0
+    return f"{10 * round(4 * (1 - taken))}_hours"
+
+
+_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _tax_economy)
