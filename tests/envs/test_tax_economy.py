@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from llmrl.envs.tax_citizens import Citizens, Wages, income_of
 from llmrl.envs.tax_economy import VECTOR, TaxEconomy
 from llmrl.envs.tax_schedules import FEDERAL_EDGES, FEDERAL_RATES, bracket_of, federal_rates, in_brackets
 
+CONF = Path(__file__).parents[2] / "conf"
 EDGES = (0.0, 50.0, 100.0)
 RATES = st.lists(st.integers(0, 18).map(lambda n: n / 20), min_size=3, max_size=3)
 INCOMES = st.lists(st.floats(0, 1e4), min_size=1, max_size=6)
@@ -41,6 +44,11 @@ def started(wages: list[float], rates: list[float] | None = None, **options: Any
 
 def citizens(eta: float = 0.0, n_hours: int = 11, steps: int = 1) -> Citizens:
     return make(eta=eta, n_hours=n_hours, steps_per_year=steps).citizens
+
+
+def option(name: str) -> Any:
+    """An option's own file."""
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
 
 
 def acting(env: TaxEconomy) -> Callable[[dict[str, Any]], np.ndarray]:
@@ -75,6 +83,11 @@ class TestTax:
         assert federal_rates(FEDERAL_EDGES) == pytest.approx(FEDERAL_RATES)
         four = (0.0, 47.15, 100.525, 191.95)
         assert in_brackets(np.array([47.15, 100.525]), four) @ np.array(federal_rates(four)) == pytest.approx(tax)
+
+    def test_the_treatment_is_the_federal_schedule(self) -> None:
+        edges, values = (option(name) for name in ("env/tax_economy", "treatment/us_federal"))
+        rates = values["principal"]["values"]
+        assert rates == pytest.approx(federal_rates(edges["env"]["brackets"]), abs=5e-5)
 
     @pytest.mark.parametrize("edges", [[], [1.0, 2.0], [0.0, 5.0, 5.0], [0.0, float("inf")]])
     def test_edges_that_are_none(self, edges: list[float]) -> None:

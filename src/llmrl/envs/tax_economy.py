@@ -408,5 +408,5 @@ def _mechanism(edges: Sequence[float], max_rate: float) -> ParameterSpace:
         for k, span in enumerate(spans(edges))
     )
     return ParameterSpace(
-        "tax", parameters, sentence="Takes of each income {effects}; all workers share the revenue equally."
+        "income_tax", parameters, sentence="Takes of each income {effects}; all workers share the revenue equally."
     )
