@@ -106,12 +106,8 @@ class Citizens:
     def from_facts(cls, facts: Mapping[str, float | bool]) -> Citizens:
         """Return the citizens whose `facts` these are."""
         edges = tuple(float(facts[name]) for name in facts if name.startswith("edge_"))
-        return cls(
-            *(float(facts[name]) for name in ("eta", "psi", "delta")),
-            int(facts["n_hours"]),
-            int(facts["steps_per_year"]),
-            edges,
-        )
+        eta, psi, delta = (float(facts[name]) for name in ("eta", "psi", "delta"))
+        return cls(eta, psi, delta, int(facts["n_hours"]), int(facts["steps_per_year"]), edges)
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ class Wages:
     def quantiles(self, n: int) -> np.ndarray:
         """Return the (i + 1/2) / n quantiles, i = 0 ... n - 1, rising: a typical society of n workers."""
         normal, exponential = _grid()
-        return np.quantile(self._of(normal, exponential), (np.arange(n) + 0.5) / n)
+        return np.asarray(np.quantile(self._of(normal, exponential), (np.arange(n) + 0.5) / n))
 
     def _of(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
         upper = 0.0 if self.tail is None else (exponential - 1.0) / self.tail
