@@ -24,6 +24,7 @@ ALONE = [
 ]
 SEVERAL = [
     ("escape_room", {"show_mechanism": True}),
+    ("tax_economy", {"n_agents": 4}),
     ("simple_speaker_listener", {}),
     ("harvest", {"horizon": 20, "n_agents": 3, "map": "own"}),
 ]

@@ -15,6 +15,7 @@ from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.envs.rooms.minigrid_tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.envs.substrates import substrate_env
+from llmrl.envs.tax_economy import TaxEconomy
 from llmrl.loops.independent_games import PerGameSeeding, separable
 
 N, STEPS = 4, 12
@@ -34,6 +35,7 @@ ENVS = {
     "fishery": lambda: Commons(Seeds(0), n_envs=N, most=60),
     "pasture in words": lambda: Commons(Seeds(0), "pasture", n_envs=N, observe=["text"], mechanism=False),
     "rooms": lambda: RoomsEnv(Seeds(0), DoorKey(), n_envs=N, horizon=8),
+    "tax economy": lambda: TaxEconomy(Seeds(0), n_envs=N, steps_per_year=2, observe=["vector", "text"]),
     "particles": lambda: ParticlesEnv(Seeds(0), SimpleReference(), n_envs=N, horizon=8),
 }
 every_env = pytest.mark.parametrize("name", ENVS)

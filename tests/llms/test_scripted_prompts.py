@@ -26,9 +26,15 @@ from llmrl.teachers.llm_planner import LLMPlanner
 from models import ask, scripted
 from particle_games import SCENARIOS, domain_of, random_world, told
 from policies import returned, searcher
-from societies import CLEANUP, ESCAPE_ROOM, HARVEST, outcome, toy
+from societies import CLEANUP, ESCAPE_ROOM, HARVEST, TAX_ECONOMY, outcome, toy
 
-SOCIETIES = {"cleanup": CLEANUP, "harvest": HARVEST, "escape_room": ESCAPE_ROOM, "generic": toy()}
+SOCIETIES = {
+    "cleanup": CLEANUP,
+    "harvest": HARVEST,
+    "escape_room": ESCAPE_ROOM,
+    "tax_economy": TAX_ECONOMY,
+    "generic": toy(),
+}
 ROOMS = {
     "simple_doorkey": "Agent sees <key>, holds <nothing>.",
     "lava_doorkey": "Agent sees <door>, <lava>, holds <key>.",

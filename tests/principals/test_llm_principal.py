@@ -26,6 +26,7 @@ from societies import (
     GENERIC,
     HARVEST,
     HARVEST_LEGISLATIVE,
+    TAX_ECONOMY,
     outcome,
     spec,
     toy,
@@ -41,6 +42,7 @@ SOCIETIES = {
     "harvest_legislative": HARVEST_LEGISLATIVE,
     "escape_room": ESCAPE_ROOM,
     "escape_room_lenient": LENIENT,
+    "tax_economy": TAX_ECONOMY,
     "toy": GENERIC,
 }
 

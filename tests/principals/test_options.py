@@ -15,7 +15,7 @@ from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from models import Echo, ask, scripted
-from societies import CLEANUP, ESCAPE_ROOM, outcome
+from societies import CLEANUP, ESCAPE_ROOM, TAX_ECONOMY, outcome
 
 INJECTED = {"self", "spec", "space", "controller", "seeds", "llm", "device", "prompt_folder", "proposals", "workshop"}
 
@@ -28,8 +28,16 @@ def builder(spec):
     return Builder({**given, "workshop": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
 
 
-@pytest.mark.parametrize("spec", [CLEANUP, ESCAPE_ROOM], ids=lambda spec: spec.name)
-@pytest.mark.parametrize("name", sorted(set(PRINCIPALS) - {"none"}))
+ONLY = {"saez": TAX_ECONOMY}
+"""Principals that need what few environments have, each with one that has it."""
+CASES = [(name, spec) for name in sorted(set(PRINCIPALS) - {"none"}) for spec in (CLEANUP, ESCAPE_ROOM, TAX_ECONOMY)]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [case for case in CASES if case[0] not in ONLY] + list(ONLY.items()),
+    ids=lambda part: part if isinstance(part, str) else part.name,
+)
 def test_principals(name, spec):
     given = {"vectors": [spec.mechanism.high.tolist()]} if name == "listed" else {}
     principal = builder(spec).build({**PRINCIPALS[name], **given}, "principal")

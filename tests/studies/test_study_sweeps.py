@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import llmrl.conf
@@ -102,6 +103,17 @@ def test_a_landscape_ends_with_its_map(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The best of 6 settings" in done.stdout and "landscape_escape_room_study.png" in done.stdout
+
+
+@pytest.mark.slow
+def test_planners_of_the_tax_economy_are_compared(tmp_path):
+    small = ("env.n_envs=4", "env.n_agents=10", "design.steps=6", "design.validate_episodes=4", "design.race=0")
+    small = (*small, "treatment=us_federal,no_tax,saez", "seed=0,1", "design.references=0", "hardware/backend=here")
+    done = sweep("experiment=studies/tax_planners", *small, "output_root=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row["state"] for row in table(tmp_path, "out")} == {"finished"}
+    assert "The comparisons that were planned" in done.stdout
+    assert re.search(r"saez +│ us_federal │ +\+", done.stdout), done.stdout
 
 
 @pytest.mark.slow

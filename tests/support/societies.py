@@ -9,6 +9,7 @@ from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
 from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings, describe
+from llmrl.envs.tax_economy import TaxEconomy
 
 
 def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
@@ -61,4 +62,5 @@ CLEANUP_LEGISLATIVE = substrate("cleanup", "legislative", Incentives(0.1, clean_
 HARVEST = substrate("harvest", "upstream", BracketedTax())
 HARVEST_LEGISLATIVE = substrate("harvest", "legislative", BracketedTax())
 ESCAPE_ROOM = EscapeRoom(Seeds(0), n_envs=1).spec
+TAX_ECONOMY = TaxEconomy(Seeds(0), n_envs=1).spec
 GENERIC = toy()

@@ -23,6 +23,8 @@ from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.gym.batched.tabular_games import TabularGames
 from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.tax_citizens import Citizens
+from llmrl.envs.tax_economy import VECTOR
 
 Rule = Callable[[np.ndarray], np.ndarray]
 """Observations [n, k] or states [n] of n games -> actions [n]."""
@@ -30,11 +32,16 @@ Rule = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Heuristic:
-    """A rule: the channel it reads, what it does in a few words, and how it is made for an environment."""
+    """A rule: the channel it reads, what it does in a few words, and how it is made for an environment.
+
+    Attributes:
+        also: further channels it reads, whose numbers follow those of `channel` in a row.
+    """
 
     channel: str
     what: str
     make: Callable[[EnvSpec, EnvFactory | None], Rule]
+    also: tuple[str, ...] = ()
 
 
 class HeuristicPolicy:
@@ -51,7 +58,7 @@ class HeuristicPolicy:
 
     def __init__(self, spec: EnvSpec, env_factory: EnvFactory | None = None) -> None:
         self.heuristic, self._rule = rule_of(spec, env_factory)
-        self.channels: tuple[str, ...] = (self.heuristic.channel,)
+        self.channels: tuple[str, ...] = (self.heuristic.channel, *self.heuristic.also)
 
     def act(
         self,
@@ -61,7 +68,8 @@ class HeuristicPolicy:
         greedy: bool = False,
     ) -> PolicyOutput:
         """The same action for the same observation."""
-        seen = observation[self.heuristic.channel].cpu().numpy()
+        read = [observation[channel].cpu().numpy() for channel in self.channels]
+        seen = np.concatenate(read, axis=-1) if len(read) > 1 else read[0]
         games, agents = seen.shape[:2]
         action = np.asarray(self._rule(seen.reshape(games * agents, *seen.shape[2:])))
         return PolicyOutput(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
@@ -111,11 +119,12 @@ def rule_of(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuri
     if heuristic is None:
         known = ", ".join(sorted((*HEURISTICS, "cleanup", "escape_room", "harvest")))
         raise ConfigError(f"agent=heuristic knows no rule for env={spec.name}; there are rules for {known}")
-    if heuristic.channel not in spec.observation:
-        raise ConfigError(
-            f"the rule for {spec.name} reads the channel {heuristic.channel!r}, and there is only "
-            f"{', '.join(spec.observation)}"
-        )
+    for channel in (heuristic.channel, *heuristic.also):
+        if channel not in spec.observation:
+            raise ConfigError(
+                f"the rule for {spec.name} reads the channel {channel!r}, and there is only "
+                f"{', '.join(spec.observation)}"
+            )
     spec.need_discrete("agent=heuristic")
     return heuristic, heuristic.make(spec, env_factory)
 
@@ -241,6 +250,22 @@ def _commons(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     return rule
 
 
+def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
+    """The best hours for the rest of the year under the rates, if the transfer is that of last year."""
+    citizens = Citizens.from_facts(spec.facts)
+    place = {name: i for i, name in enumerate(VECTOR)}
+    mean_wage, full_time = spec.facts["mean_wage"], spec.facts["full_time_income"]
+
+    def rule(seen: np.ndarray) -> np.ndarray:
+        seen = seen.astype(np.float64)
+        wage = mean_wage * np.exp(seen[:, place["wage"]])
+        transfer, earned = (full_time * np.expm1(seen[:, place[name]]) for name in ("last_transfer", "earned"))
+        left = citizens.steps_per_year - np.round(seen[:, place["share_of_year"]] * citizens.steps_per_year)
+        return citizens.best_action(wage, seen[:, len(VECTOR) :], transfer, earned, left)
+
+    return rule
+
+
 _KEEPS = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
     "acrobot": Heuristic("vector", "pumps energy", _acrobot),
@@ -253,6 +278,7 @@ HEURISTICS: dict[str, Heuristic] = {
     "mountain_car": Heuristic("vector", "pumps energy", _mountain_car),
     "pasture": _KEEPS,
     "pollution": _KEEPS,
+    "tax_economy": Heuristic("vector", "best response to rates and last transfer", _tax_economy, also=("mechanism",)),
     "taxi": Heuristic("state", "the shortest way", _taxi),
 }
 """By the name of the environment's option; Gymnasium's ids are understood too."""

@@ -185,4 +185,13 @@ def _room(seen: Mapping[str, Any]) -> str | None:
     return "go_to_door" if there >= 2 else f"go_to_{seen['working_lever']}"
 
 
-_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _commons, _village, _room)
+def _tax_economy(seen: Mapping[str, Any]) -> str | None:
+    """Full-time work, less the share of last year's income that was taken, to the next ten hours."""
+    if "hourly_wage" not in seen:
+        return None
+    last = seen["last_year"] or {"income": 0, "tax_paid": 0}
+    taken = last["tax_paid"] / last["income"] if last["income"] else 0.0
+    return f"{10 * round(4 * (1 - taken))}_hours"
+
+
+_RULES: tuple[Rule, ...] = (_blackjack, _cartpole, _mountain_car, _cliff, _commons, _village, _room, _tax_economy)

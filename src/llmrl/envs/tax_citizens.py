@@ -1,0 +1,151 @@
+"""The citizens of the tax economy: their wages, and what they think of income and work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+
+from llmrl.envs.tax_schedules import in_brackets
+
+FULL_TIME = 40.0
+"""Hours a week in whose multiples labour costs utility."""
+MOST_HOURS = 100.0
+WEEKS = 52.0
+
+
+def income_of(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
+    """Return the income of a year in thousand dollars, for `wage` in dollars an hour and `hours` a week."""
+    return np.asarray(wage * hours * (WEEKS / 1000.0))
+
+
+@dataclass(frozen=True)
+class Citizens:
+    """Preferences over a year's net income c, thousand dollars, and weekly hours l.
+
+    Utility is (c^(1 - eta) - 1) / (1 - eta) - psi (l / 40)^delta: log c - psi (l / 40)^delta for eta = 1. For eta = 0
+    it is c - psi (l / 40)^delta, in thousand dollars. For eta > 0 net income below 1 counts as 1, as the isoelastic
+    utility of nothing may be minus infinity.
+
+    Attributes:
+        eta: relative risk aversion of income, >= 0; 0: linear.
+        psi: disutility of a year of full-time work, > 0.
+        delta: exponent of labour, > 1. Without taxes and for eta = 0 the elasticity of income to the net-of-tax rate
+            is 1 / (delta - 1).
+        n_hours: number of choices of weekly hours, evenly spaced from 0 to 100, >= 2.
+        steps_per_year: choices a year, >= 1.
+        edges: lower edges of the tax brackets, thousand dollars a year, [K].
+    """
+
+    eta: float
+    psi: float
+    delta: float
+    n_hours: int
+    steps_per_year: int
+    edges: tuple[float, ...]
+
+    @property
+    def hours(self) -> np.ndarray:
+        """The weekly hours that can be chosen, [n_hours]."""
+        return np.linspace(0.0, MOST_HOURS, self.n_hours)
+
+    def of_income(self, net: np.ndarray) -> np.ndarray:
+        """Return the utility of a year's net income [...] in thousand dollars."""
+        if self.eta == 0:
+            return np.asarray(net, dtype=np.float64)
+        kept = np.maximum(net, 1.0)
+        if self.eta == 1:
+            return np.asarray(np.log(kept))
+        return np.asarray((kept ** (1.0 - self.eta) - 1.0) / (1.0 - self.eta))
+
+    def marginal(self, net: np.ndarray) -> np.ndarray:
+        """Return the derivative of `of_income` from above, [...] > 0."""
+        return np.asarray(np.maximum(net, 1.0) ** -self.eta)
+
+    def of_work(self, hours: np.ndarray) -> np.ndarray:
+        """Return the disutility of a year of so many weekly hours, [...] >= 0."""
+        return np.asarray(self.psi * (np.asarray(hours) / FULL_TIME) ** self.delta)
+
+    def best_action(
+        self,
+        wage: np.ndarray,
+        rates: np.ndarray,
+        transfer: np.ndarray,
+        earned: np.ndarray | float = 0.0,
+        left: np.ndarray | float | None = None,
+    ) -> np.ndarray:
+        """Return the index of the hours that bring a worker most, if it works them for the rest of the year, [n].
+
+        The worker takes the transfer as given: the best response of one who is small. Of equal choices the fewest
+        hours count.
+
+        Args:
+            wage: dollars an hour, [n].
+            rates: marginal tax rates, [n, K].
+            transfer: expected transfer of the year, thousand dollars, [n].
+            earned: income of the year so far, thousand dollars, [n].
+            left: steps of the year that are left, this one included, [n]; None: all.
+        """
+        steps = self.steps_per_year if left is None else np.asarray(left, dtype=np.float64)[..., None]
+        share = steps / self.steps_per_year
+        income = np.asarray(earned)[..., None] + share * income_of(wage[..., None], self.hours)
+        tax = (in_brackets(income, self.edges) * rates[..., None, :]).sum(-1)
+        value = self.of_income(income - tax + transfer[..., None]) - share * self.of_work(self.hours)
+        return np.asarray(value.argmax(-1))
+
+    @property
+    def facts(self) -> dict[str, float | bool]:
+        """All attributes as numbers, for `EnvSpec.facts`; `from_facts` reads them."""
+        own = {name: getattr(self, name) for name in ("eta", "psi", "delta", "n_hours", "steps_per_year")}
+        return own | {f"edge_{k + 1}": edge for k, edge in enumerate(self.edges)}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, float | bool]) -> Citizens:
+        """Return the citizens whose `facts` these are."""
+        edges = tuple(float(facts[name]) for name in facts if name.startswith("edge_"))
+        eta, psi, delta = (float(facts[name]) for name in ("eta", "psi", "delta"))
+        return cls(eta, psi, delta, int(facts["n_hours"]), int(facts["steps_per_year"]), edges)
+
+
+@dataclass(frozen=True)
+class Wages:
+    """A distribution of wages with a heavy upper tail: lognormal times Pareto (Colombi 1990).
+
+    log wage = log `mean` + `sigma` Z + (E - 1) / `tail`, Z standard normal and E standard exponential. Wages far above
+    the mean follow a Pareto law with exponent `tail`.
+
+    Attributes:
+        mean: geometric mean, dollars an hour, > 0.
+        sigma: standard deviation of the normal part of log wages, >= 0.
+        tail: exponent of the Pareto part, > 1; None: there is none, and wages are lognormal.
+    """
+
+    mean: float
+    sigma: float
+    tail: float | None
+
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """Return wages [...] for independent uniform numbers [..., 3] in [0, 1)."""
+        normal = np.sqrt(-2.0 * np.log1p(-uniform[..., 0])) * np.cos(2.0 * np.pi * uniform[..., 1])  # Box and Muller
+        return self._of(normal, -np.log1p(-uniform[..., 2]))
+
+    def quantiles(self, n: int) -> np.ndarray:
+        """Return the (i + 1/2) / n quantiles, i = 0 ... n - 1, rising: a typical society of n workers."""
+        normal, exponential = _grid()
+        return np.asarray(np.quantile(self._of(normal, exponential), (np.arange(n) + 0.5) / n))
+
+    def _of(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
+        upper = 0.0 if self.tail is None else (exponential - 1.0) / self.tail
+        return np.asarray(self.mean * np.exp(self.sigma * normal + upper))
+
+
+@cache
+def _grid(points: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Return midpoint quantiles of a standard normal and a standard exponential variable, all pairs, [points**2]."""
+    middle = (np.arange(points) + 0.5) / points
+    normal = np.array([NormalDist().inv_cdf(p) for p in middle])
+    first, second = np.meshgrid(normal, -np.log1p(-middle), indexing="ij")
+    return first.ravel(), second.ravel()

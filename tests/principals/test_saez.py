@@ -1,0 +1,147 @@
+"""The principal that computes taxes by Saez's formula: against the closed form, and in an economy of best responses."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import Proposer
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.envs.tax_economy import TaxEconomy
+from llmrl.principals.saez import SaezPrincipal, estimated_elasticity, saez_rates
+from societies import ESCAPE_ROOM, TAX_ECONOMY, toy
+
+ONE = np.ones(1)
+
+
+def test_the_top_rate_is_the_published_one():
+    """Incomes that are twice the edge on average (a = 2) with elasticity 0.25 and weight 0: 1 / (1 + a e) = 2 / 3."""
+    [rate] = saez_rates(np.array([200.0]), np.array([100.0]), np.zeros(1), 0.25, np.zeros(1))
+    assert rate == pytest.approx(2 / 3)
+    [rate] = saez_rates(np.array([200.0]), np.array([100.0]), np.array([40.0]), 0.25, np.zeros(1))
+    assert rate == pytest.approx(0.6 / (0.6 + 2 * 0.25))
+
+
+@given(st.floats(0.01, 1e3), st.floats(1.01, 10), st.floats(0, 0.99), st.floats(0.01, 5))
+def test_it_is_the_formula(taxed, a, weight, elasticity):
+    [rate] = saez_rates(taxed * a * ONE, taxed * ONE, weight * taxed * ONE, elasticity, np.zeros(1))
+    assert rate == pytest.approx((1 - weight) / (1 - weight + a * elasticity))
+
+
+def test_the_edges_of_the_formula():
+    rates = saez_rates(
+        np.array([10.0, 0.0, 5.0, 0.0]),
+        np.array([10.0, 4.0, 5.0, 0.0]),
+        np.array([12.0, 2.0, 5.0, 0.0]),
+        0.4,
+        np.full(4, 0.3),
+    )
+    # Worth more than average; nobody responds; worth as much as average; no income.
+    assert rates.tolist() == [0, 1, 0, 0.3]
+
+
+@pytest.mark.parametrize("elasticity", [0.1, 0.4, 1.5])
+def test_the_elasticity_of_incomes_that_have_one(elasticity):
+    x = np.log(1 - np.array([0.0, 0.2, 0.4, 0.5]))
+    assert estimated_elasticity(x, 3 + elasticity * x) == pytest.approx(elasticity)
+    assert estimated_elasticity(np.zeros(3), np.arange(3.0)) is None
+
+
+def answers(env, rates):
+    """What a principal is told of rates in an economy of best responses to the transfer they bring."""
+    env.set_mechanism(rates)
+    env.reset()
+    citizens, shape = env.citizens, env._wage.shape
+    transfer = np.zeros(shape)
+    for _ in range(1 if citizens.eta == 0 else 20):
+        env.reset()
+        step = env.step(citizens.best_action(env._wage, np.broadcast_to(rates, (*shape, len(rates))), transfer))
+        transfer = (transfer + env._last[2]) / 2
+    told = {name: float(x[0]) for name, x in step.info.items()}
+    value = told["social_welfare"]
+    return Outcome(np.asarray(rates), value, np.array([value]), summaries=told)
+
+
+def economy(**options):
+    return TaxEconomy(Seeds(0), 1, **{"n_agents": 300, "years": 1, "skills": "quantiles", "n_hours": 101, **options})
+
+
+@pytest.mark.parametrize("welfare", ["inverse_wage", "inverse_income", "lowest"])
+def test_it_finds_about_the_best_rates(welfare):
+    """Against a scan, in a society for which the formula was made: no income effects, one elasticity, 1 / (3.5 - 1)."""
+    env = economy(welfare=welfare)
+    principal = SaezPrincipal(env.spec)
+    for _ in range(14):
+        last = answers(env, principal.ask()[0])
+        metrics = principal.tell([last])
+    assert metrics["principal/elasticity"] == pytest.approx(0.4, rel=0.1) and metrics["principal/distance"] < 0.05
+    scanned = [answers(env, np.array(rates)).value for rates in itertools.product([0.3, 0.5, 0.7, 0.9], repeat=4)]
+    none = answers(env, np.zeros(4)).value
+    assert last.value > none + 0.95 * (max(scanned) - none)
+
+
+def test_of_equal_weights_it_takes_nothing():
+    env = economy(welfare="utilitarian")
+    principal = SaezPrincipal(env.spec, elasticity=0.4, step=1.0)
+    principal.tell([answers(env, principal.ask()[0])])
+    assert not principal.ask()[0].any()
+
+
+def test_a_concave_utility_is_a_reason_to_redistribute():
+    env = economy(welfare="utilitarian", eta=1.0, n_agents=60)
+    principal = SaezPrincipal(env.spec)
+    values = []
+    for _ in range(8):
+        told = answers(env, principal.ask()[0])
+        principal.tell([told])
+        values.append(told.value)
+    assert values[-1] > values[0] + 0.05 and principal.rates.min() > 0.1
+
+
+def test_the_first_rates_are_flat_and_rise():
+    principal = SaezPrincipal(TAX_ECONOMY)
+    flat = []
+    for _ in range(4):
+        flat.append(principal.ask()[0])
+        principal.tell([answers(economy(n_agents=20), flat[-1])])
+    assert np.allclose(flat, np.linspace(0, 0.54, 4)[:, None])
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 8), st.booleans())
+def test_it_goes_on_exactly(before, given_elasticity):
+    env = economy(n_agents=20)
+    options = {"elasticity": 0.4} if given_elasticity else {}
+    one, two = SaezPrincipal(env.spec, **options), SaezPrincipal(env.spec, **options)
+    for _ in range(before):
+        one.tell([answers(env, one.ask()[0])])
+    two.load_state_dict(one.state_dict())
+    for _ in range(3):
+        first, second = one.ask()[0], two.ask()[0]
+        assert (first == second).all() and isinstance(one, Proposer)
+        assert one.tell([answers(env, first)]) == two.tell([answers(env, second)])
+
+
+def test_nobody_works():
+    """Nothing can be learned from it, and the rates stay."""
+    principal = SaezPrincipal(TAX_ECONOMY, elasticity=0.4)
+    rates = principal.ask()[0]
+    principal.tell([Outcome(rates, 0.0, np.zeros(1), summaries=dict.fromkeys(TAX_ECONOMY.told, 0.0))])
+    assert (principal.ask()[0] == rates).all()
+
+
+@pytest.mark.parametrize("spec", [ESCAPE_ROOM, toy()], ids=lambda spec: spec.name)
+def test_environments_without_brackets_are_refused(spec):
+    with pytest.raises(ConfigError, match="tells no metric 'earned_1'; use env=tax_economy"):
+        SaezPrincipal(spec)
+
+
+def test_too_little_to_learn_from_is_refused():
+    with pytest.raises(ConfigError, match=r"at least 2, or give principal\.elasticity"):
+        SaezPrincipal(TAX_ECONOMY, explore=1)
+    with pytest.raises(ConfigError, match="never leaves the first rates"):
+        SaezPrincipal(TAX_ECONOMY, step=0.0)
