@@ -19,7 +19,7 @@ SIZE = 160
 """Height of a picture, pixels."""
 DRAWN_ON_DEMAND = ("goto_local", "taxi", "cartpole")
 """Environments that draw only where they were asked to be able to."""
-STEPS = {"harvest": 60, "simple_doorkey": 60, "goto_local": 4, "taxi": 3, "cartpole": 12}
+STEPS = {"harvest": 60, "fishery": 2, "simple_doorkey": 60, "goto_local": 4, "taxi": 3, "cartpole": 12}
 """Environment -> steps until its frame."""
 
 

@@ -1,4 +1,4 @@
-"""The scripted citizen: nominates at random, and votes for what lies nearest to the numbers under which it got most."""
+"""The scripted citizen: nominates at random, tries some options with the others, then votes for what served it best."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import needed
 
+TRIED = 4
+"""Generations in which something is tried."""
 _PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _EARLIER = re.compile(
     r"^Generation \d+(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> you got (\S+) an", re.MULTILINE
@@ -39,12 +41,21 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     reasoning = {"reasoning": "By rule, not by thought."}
     if not options:
         return json.dumps({**reasoning, **_nomination(bounds, f"{seed} {who} {len(earlier)}")})
-    best = (
-        max(earlier, key=lambda pair: pair[1])[0] if earlier else {name: sum(ends) / 2 for name, ends in bounds.items()}
-    )
+    if len(earlier) < TRIED:  # all vote for the same, so that something is tried
+        near = options[_share(f"{len(earlier)}") * len(options) // 2**32][0]
+        return json.dumps({**reasoning, **_vote(text, near)})
+    best = max(earlier, key=lambda pair: pair[1])[0]
     near = min(options, key=lambda option: _distance(_numbers(option[1]), best, bounds))[0]
-    vote = {"choices": [near]} if '"choices"' in text else {"choice": near}
-    return json.dumps({**reasoning, **vote})
+    return json.dumps({**reasoning, **_vote(text, near)})
+
+
+def _vote(text: str, option: str) -> dict[str, object]:
+    return {"choices": [option]} if '"choices"' in text else {"choice": option}
+
+
+def _share(draw: str) -> int:
+    """Return a number below 2**32 that a text draws."""
+    return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
 
 
 def _numbers(written: str) -> dict[str, float]:
@@ -54,7 +65,7 @@ def _numbers(written: str) -> dict[str, float]:
 def _nomination(bounds: Mapping[str, tuple[float, float]], draw: str) -> dict[str, float]:
     found = {}
     for name, (low, high) in bounds.items():
-        share = int.from_bytes(hashlib.sha256(f"{draw} {name}".encode()).digest()[:4], "big") / 2**32
+        share = _share(f"{draw} {name}") / 2**32
         found[name] = round(low + share * (high - low), 2)
     return found
 
