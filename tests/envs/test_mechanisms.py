@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import BracketedTax, Incentives, Mechanism, SocietyEvents, incentive_jacobian, tax_jacobian
 from some import some
 
@@ -244,3 +245,105 @@ def test_no_mechanism_waits_for_a_device(make):
         settlement = mechanism.settle(SocietyEvents(x, x, x.bool()), values)
         mechanism.reset(np.array([True, False, True]))
     assert settlement.reward(values).is_meta and all(m.is_meta for m in settlement.metrics.values())
+
+
+class TestWords:
+    """What prompts, players and plans say of a mechanism, word by word: a wrong word misleads whoever reads it."""
+
+    def test_a_tax(self):
+        tax = BracketedTax()
+        span = "in the last 11 steps pay 4 times this rate of an apple for each apple they eat"
+        spans = (("0 to under 3", "under 3"), ("3 to under 5", "3 to under 5"), ("5 or more", "5 or more"))
+        assert tax.spec == ParameterSpace(
+            "tax",
+            tuple(
+                Parameter(
+                    f"rate_{k}",
+                    0.0,
+                    1.0,
+                    "tax rate",
+                    f"players who earned {long} apples {span}",
+                    effect=f"{{value:.0%}} from who ate {short}",
+                    effect_scale=4.0,
+                )
+                for k, (long, short) in enumerate(spans, 1)
+            ),
+            sentence="Takes of each apple {effects} in the last 11 steps; all agents share it equally.",
+        )
+        told = "apples that you ate in these steps; with those of the next step they decide which rate holds"
+        assert tax.player_facts == {"apples_in_the_last_10_steps": told}
+        assert tax.metrics == {"tax_collected": "sum"} | {f"apples_bracket_{k}": "sum" for k in (1, 2, 3)}
+        assert tax.base_reward == "an apple 1"
+        assert BracketedTax(window=0).player_facts == {}
+
+    @pytest.mark.parametrize(
+        ("multiplier", "facts"), [(4.0, {"takes_all": 0.25}), (1.0, {"takes_all": 1.0}), (0.5, {})]
+    )
+    def test_the_rate_that_takes_all(self, multiplier, facts):
+        assert BracketedTax(multiplier=multiplier).facts == facts
+
+    @pytest.mark.parametrize(
+        ("options", "apple", "cells", "also", "highest"),
+        [
+            ({}, "1", "at least one dirty cell", "", 3.0),
+            (
+                {"clean_count": "exactly_one", "pay_removed": True, "eat_reward": 0.1, "max_incentive": 2.0},
+                "0.1",
+                "exactly one dirty cell",
+                " (also cleaning two or three cells at once and being out of the game after a zap)",
+                2.0,
+            ),
+            ({"pay_removed": True}, "1", "at least one dirty cell", " (also being out of the game after a zap)", 3.0),
+        ],
+    )
+    def test_incentives(self, options, apple, cells, also, highest):
+        incentives = Incentives(**options)
+        acts = {
+            "eat": (f"eating an apple, which is worth {apple}", "each apple eaten"),
+            "clean": (f"cleaning {cells}, which is worth -1", "each step of cleaning"),
+            "other": (f"doing anything else{also}, which is worth 0", "each other step"),
+        }
+        assert incentives.spec == ParameterSpace(
+            "incentives",
+            tuple(
+                Parameter(
+                    name,
+                    0.0,
+                    highest,
+                    "reward per step",
+                    f"paid for a step spent {act} before payments",
+                    effect=f"{{value:.3g}} for {paid}",
+                )
+                for name, (act, paid) in acts.items()
+            ),
+            sentence="Pays agents {effects}.",
+        )
+        exact, removed = options.get("clean_count") == "exactly_one", options.get("pay_removed", False)
+        assert incentives.facts == {"pays_cleaning": True, "exactly_one": exact, "pay_removed": removed}
+        assert incentives.base_reward == f"an apple {apple}, a step of cleaning -1"
+
+    def test_without_dirt(self):
+        raw = np.zeros((1, 2), np.float32)
+        said = "^Incentives pays for cleaning, and this environment has no dirt: use BracketedTax$"
+        with pytest.raises(ConfigError, match=said):
+            Incentives().settle(SocietyEvents(raw, None, np.ones((1, 2), bool)), PAY)
+
+
+def test_what_was_earned_stands_in_the_players_own_facts():
+    tax = BracketedTax(window=2)
+    for raw, expected in (([1, 0], [1, 0]), ([1, 1], [2, 1]), ([0, 1], [1, 2]), ([0, 0], [0, 1])):
+        settled = tax.settle(events([raw]), RATES)
+        assert settled.player_facts["apples_in_the_last_2_steps"].tolist() == [expected]
+    assert BracketedTax(window=0).settle(events([[1, 0]]), RATES).player_facts == {}
+
+
+def test_results_are_single_precision_and_several_games_add_up_apart():
+    for mechanism, values in ((BracketedTax(), RATES), (Incentives(), PAY)):
+        happened = events([[1, 0], [1, 1]], [[0, 2], [0, 0]])
+        settled = mechanism.settle(happened, np.repeat(values, 2, axis=0))
+        assert settled.base_reward.dtype == settled.reward_jacobian.dtype == np.float32
+        assert all(metric.shape == (2,) for metric in settled.metrics.values())
+    assert settled.metrics["incentives_paid"].tolist() == [3.0, 2.0]
+    tax = BracketedTax()
+    collected = tax.settle(events([[1, 0], [1, 1]]), np.repeat(RATES, 2, axis=0)).metrics["tax_collected"]
+    assert collected.tolist() == pytest.approx([0.4, 0.8])

@@ -47,7 +47,8 @@ class MixedAgent:
     Args:
         spec: spec of the environment.
         seeds: seed tree; kind i is built from `members/i`.
-        members: the kinds; with `count` alone they take free players in their order. Together they are all players.
+        members: the kinds, each a `Member`; with `count` alone they take free players in their order. Together they are all players. As
+            typed (`{count: 5, agent: ppo}`) they stand in a config only until a run is composed (`experiment.members`).
         init_from: run folder whose newest checkpoint gives the weights of the members that `begin` with it; None:
             they have weights of their own.
         init_from_seed: seed of that run; unused here, since `init_from` names the run already.
@@ -67,17 +68,20 @@ class MixedAgent:
         self,
         spec: EnvSpec,
         seeds: Seeds,
-        members: list[Member],
+        members: list[Any],
         init_from: str | None = None,
         init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
         teacher: Teacher | None = None,
     ) -> None:
         if teacher is not None:
             raise ConfigError("agent=mixed: a teacher advises all players of a game alike; use teacher=none")
-        self.spec, self._names = spec, _distinct([member.name for member in members])
-        self._seats = seats_of(members, spec)
+        kinds = [member for member in members if isinstance(member, Member)]
+        if len(kinds) < len(members):
+            raise ConfigError("agent.members: the options of members are looked up when a run is composed")
+        self.spec, self._names = spec, _distinct([member.name for member in kinds])
+        self._seats = seats_of(kinds, spec)
         self.agents: list[Agent] = []
-        for i, (member, seats) in enumerate(zip(members, self._seats, strict=True)):
+        for i, (member, seats) in enumerate(zip(kinds, self._seats, strict=True)):
             begun = {"init_from": init_from} if member.begins else {}
             texts = getattr(member.agent.target, "reads_texts", False)
             own = {"spec": spec.part(seats, texts), "seeds": seeds.child("members").child(i)}
