@@ -47,8 +47,9 @@ class MixedAgent:
     Args:
         spec: spec of the environment.
         seeds: seed tree; kind i is built from `members/i`.
-        members: the kinds, each a `Member`; with `count` alone they take free players in their order. Together they are all players. As
-            typed (`{count: 5, agent: ppo}`) they stand in a config only until a run is composed (`experiment.members`).
+        members: the kinds, each a `Member`; with `count` alone they take free players in their order. Together they are
+            all players. As typed (`{count: 5, agent: ppo}`) they stand in a config only until a run is composed
+            (`experiment.members`).
         init_from: run folder whose newest checkpoint gives the weights of the members that `begin` with it; None:
             they have weights of their own.
         init_from_seed: seed of that run; unused here, since `init_from` names the run already.
