@@ -21,9 +21,9 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 
-demo: install  ## the main job: a principal governs a society in Clean Up, filmed without and with its best mechanism (no key needed); the film is side_by_side.webp
+demo: install  ## the main job: a principal governs a society in Clean Up, and is filmed without and with its best mechanism (no key needed); the film is side_by_side.webp
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
-	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video
+	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 300
 
 test: install  ## all but the longest tests: about 14 minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m "not long"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.frames import fitting, save_image, save_small_video, save_video
+from llmrl.core.frames import LazyFrames, fitting, save_image, save_small_video, save_video
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import Observation, PolicyOutput
@@ -169,11 +169,15 @@ def save_alone(made: EpisodeVideo, title: str, sentence: str, folder: Path, fps:
     return made.recorder.save(folder, fps, pictures)
 
 
+LONGEST = 400
+"""Most pictures of a video of several societies: drawing is most of its cost, and twenty seconds show enough."""
+
+
 def save_side_by_side(
     videos: Sequence[EpisodeVideo], titles: Sequence[str], sentences: Sequence[str], folder: Path, fps: int
 ) -> list[Path]:
     """Write videos of one length side by side: MP4, GIF, a small WebP, and the pictures in their middle and at their
-    end, PNG.
+    end, PNG. Of long ones equally many steps are left out between two pictures, so that there are `LONGEST` at most.
 
     Args:
         videos: of societies.
@@ -185,7 +189,10 @@ def save_side_by_side(
     setting = videos[0].setting
     assert setting is not None
     watched = [each.watched(*words) for each, *words in zip(videos, titles, sentences, strict=True)]
-    pictures = SocietyPictures(watched, setting)
+    drawn = SocietyPictures(watched, setting)
+    every = -(-len(drawn) // LONGEST)
+    shown = [*range(0, len(drawn) - 1, every), len(drawn) - 1]
+    pictures = LazyFrames(len(shown), lambda i: np.asarray(drawn[shown[i]]))
     files = [
         *save_video(pictures, folder, SIDE_BY_SIDE, fps),
         save_small_video(pictures, folder / f"{SIDE_BY_SIDE}.webp"),
