@@ -100,11 +100,10 @@ def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
 def with_texts(config: Config) -> dict[str, Any]:
     """Return a resolved config whose environment tells players in words what they see, if one of them reads and the
     environment offers a choice of what is observed (`env.observe`). Applying this twice changes nothing more."""
-    env, agent = config.get("env") or {}, config.get("agent") or {}
+    env = config.get("env") or {}
     if "observe" not in env or not reads(config) or _TEXT in (env["observe"] or ()):
         return dict(config)
-    only = agent.get("_target_") != _MIXED
-    return {**config, "env": {**env, "observe": [_TEXT] if only else [*(env["observe"] or ()), _TEXT]}}
+    return {**config, "env": {**env, "observe": [*(env["observe"] or ()), _TEXT]}}
 
 
 def reads(config: Config) -> bool:

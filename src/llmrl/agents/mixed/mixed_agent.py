@@ -141,11 +141,12 @@ class MixedAgent:
         }
 
     def state_dict(self) -> State:
-        return {"members": [agent.state_dict() for agent in self.agents]}
+        return {"members": [agent.state_dict() for agent in self.agents], "widths": dict(self.policy.widths)}
 
     def load_state_dict(self, state: State) -> None:
         for agent, saved in zip(self.agents, state["members"], strict=True):
             agent.load_state_dict(saved)
+        self.policy.widths = dict(state["widths"])
 
 
 def seats_of(members: Sequence[Member], spec: EnvSpec) -> list[tuple[int, ...]]:

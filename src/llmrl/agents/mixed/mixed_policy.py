@@ -41,12 +41,16 @@ class MixedPolicy:
     Args:
         parts: the kinds; together they fill every seat once.
         n_agents: players of a game.
+
+    Attributes:
+        widths: width of the memory of each kind that has one, by its index; known after the first `act`, and saved
+            with what is remembered.
     """
 
     def __init__(self, parts: Sequence[Seated], n_agents: int) -> None:
         self.parts, self.n_agents = tuple(parts), n_agents
         self.channels = tuple(dict.fromkeys(name for part in parts for name in part.policy.channels))
-        self._widths: dict[int, int] = {}  # of the memory of each part that has one
+        self.widths: dict[int, int] = {}
         self._camera: Camera | None = None
 
     @property
@@ -74,7 +78,7 @@ class MixedPolicy:
 
     def memory_of(self, name: str) -> int | None:
         """Return the width of the memory of a kind; None if it has none."""
-        return next((self._widths.get(i) for i, part in enumerate(self.parts) if part.name == name), None)
+        return next((self.widths.get(i) for i, part in enumerate(self.parts) if part.name == name), None)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -93,10 +97,10 @@ class MixedPolicy:
     ) -> PolicyOutput:
         acts = []
         for i, part in enumerate(self.parts):
-            own = None if state is None or i not in self._widths else state[:, part.seats, : self._widths[i]]
+            own = None if state is None or i not in self.widths else state[:, part.seats, : self.widths[i]]
             act = part.policy.act(self._seen(observation, part), own, generator, greedy)
             if act.state is not None:
-                self._widths[i] = act.state.shape[-1]
+                self.widths[i] = act.state.shape[-1]
             acts.append(act)
         return PolicyOutput(
             action=self._required([act.action for act in acts]),
@@ -112,7 +116,7 @@ class MixedPolicy:
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         found = []
         for i, part in enumerate(self.parts):
-            own = None if state is None or i not in self._widths else state[:, part.seats, : self._widths[i]]
+            own = None if state is None or i not in self.widths else state[:, part.seats, : self.widths[i]]
             found.append(part.policy.values(self._seen(observation, part), own))
         return self._required(found)
 
