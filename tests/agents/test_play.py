@@ -184,7 +184,7 @@ class TestRefusals:
             (("env=taxi", "env.id=Taxi-v77"), "Taxi-v77"),
             (("env=taxi", "env.text=taksi"), "env.text=taksi: there are"),
             (("env=taxi", "env.text=null"), "env=taxi has none: set env.text"),
-            (("env=escape_room",), "env=escape_room has none: set env.text"),
+            (("env=simple_spread",), "env=simple_spread has none: set env.text"),
             (("env=taxi", "agent.show=[mood]"), "agent.show"),
             (("env=taxi", "agent.history=-1"), "agent.history=-1"),
             (("env=taxi", "play.episodes=0"), "play.episodes=0"),

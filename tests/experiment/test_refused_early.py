@@ -92,8 +92,8 @@ def test_a_principal_without_a_mechanism_is_told_what_it_can_search():
         ("treatment=prop", "Did you mean props"),
         (
             "experiment=xyz",
-            "it has: first/..., grounding/..., legislative/..., regimes/..., search/..., studies/..., teacher/..., "
-            "trial/..., zero_shot/",
+            "it has: citizens/..., first/..., grounding/..., legislative/..., regimes/..., search/..., studies/..., "
+            "teacher/..., trial/..., zero_shot/",
         ),
     ],
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 GAMES = ("harvest", "cleanup", "escape_room")
 # `listed` proposes what it is given: it is no method that is compared.
-PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
+PRINCIPALS = sorted(set(options("principal")) - {"none", "listed", "saez"})  # saez: only in the tax economy
 TREATMENTS = [name for name, made_for in treatments().items() if "legislative/harvest" in made_for]
 ALONE = ("legislative/cleanup_pretrain", "legislative/harvest_pretrain", "legislative/escape_room_alone")
 OTHERS = [

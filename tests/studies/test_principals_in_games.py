@@ -16,8 +16,8 @@ from llmrl.run.signals import Stopped
 from some import some
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
-# `listed` proposes what it is given: it is no method that is compared.
-PRINCIPALS = sorted(set(options("principal")) - {"none", "listed"})
+# `listed` proposes what it is given, which is no method to compare; `saez` sets taxes on incomes, in another game.
+PRINCIPALS = sorted(set(options("principal")) - {"none", "listed", "saez"})
 STEPS, STOP = 4, 2
 TINY = (
     *("env.n_envs=1", "env.horizon=12", "checkpoint_seconds=0"),  # starting a game is what an episode costs here

@@ -172,7 +172,7 @@ class EscapeRoom:
         self._report: MechanismReport | None = None
         if space is not None and "text" in observe:
             self._report = MechanismReport(space, n_envs, n_agents, show_mechanism)
-        self._names = places
+        self._names, self._observed = places, tuple(observe)
         self._groups = 1
         self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games
         # Working levers of the next episodes, [n_envs]; None: drawn.
@@ -362,9 +362,9 @@ class EscapeRoom:
         known = np.flatnonzero(self._lever >= 0)
         vector[known, n_agents * self._n_places + self._lever[known]] = value
         observation: Observation = {}
-        if "vector" in self.spec.observation:
+        if "vector" in self._observed:
             observation["vector"] = np.repeat(vector[:, None], n_agents, axis=1)
-        if "text" in self.spec.observation:
+        if "text" in self._observed:
             observation["text"] = self._texts()
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._incentives.astype(np.float32)[:, None], n_agents, axis=1)

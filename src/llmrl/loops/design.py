@@ -79,7 +79,7 @@ class DesignLoop:
         self.validate_rounds = -(-settings.validate_episodes // self.societies.games)
         self.objective: Objective = settings.objective or env.spec.objective
         self.spending_cost = settings.spending_cost
-        self.differentiable = differentiable_agent(env, self.agents[0], principal, self.adapt_rounds)
+        self.differentiable = differentiable_agent(env, self.agents[0], principal, settings.adapt_rounds)
         self.collector = Collector(env, self.societies.policy, parts.device, parts.kept, observers=parts.observers)
         self.adaptation = Adaptation(self.collector, self.societies, self.horizon, settings.rollout_steps)
         self.known = parts.known if settings.references else lambda: None
