@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import io
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -222,7 +221,7 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500
     pictures = [Image.fromarray(frames[i]) for i in shown]
     partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
     try:
-        for quality, every in _PLANS[_first_plan(pictures, most) :]:
+        for quality, every in ((80, 1), (65, 1), (50, 1), (35, 1), (35, 2), (35, 4), (35, 8)):
             first, *rest = pictures[:-1:every] + pictures[-1:]
             times = [round(every * 1000 / SMALL_FPS)] * len(rest) + [_STAYS]
             first.save(partial, save_all=True, append_images=rest, duration=times, loop=0, quality=quality, method=2)
@@ -234,27 +233,6 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500
     finally:
         remove(partial)
     return file
-
-
-_PLANS = ((80, 1), (65, 1), (50, 1), (35, 1), (35, 2), (35, 4), (35, 8))
-"""Quality of a small video, and of how many of its pictures one is kept, in the order in which they are tried."""
-_SAMPLE = 12
-"""Neighbouring pictures whose size tells that of all."""
-
-
-def _first_plan(pictures: Sequence[Any], most: int) -> int:
-    """Return the first of `_PLANS` that may leave a small video with at most so many bytes: encoding all of it takes
-    seconds."""
-    start = max(0, len(pictures) // 2 - _SAMPLE // 2)
-    first, *rest = pictures[start : start + _SAMPLE]
-    for i, (quality, every) in enumerate(_PLANS):
-        if every > 1:
-            return i
-        room = io.BytesIO()
-        first.save(room, format="WEBP", save_all=True, append_images=rest, quality=quality, method=2)
-        if room.tell() * len(pictures) / (len(rest) + 1) <= 1.5 * most:
-            return i
-    return len(_PLANS) - 1
 
 
 def _is_whole(mp4: Path) -> bool:
@@ -276,9 +254,7 @@ def _encode(frames: Sequence[np.ndarray | Path], mp4: Path, gif: Path, fps: floa
     import imageio.v2
     from PIL import Image
 
-    # A third of the time of the encoder's default, for files a little larger.
-    quick = ["-preset", "veryfast"]
-    writer: Any = imageio.v2.get_writer(mp4, fps=fps, codec="libx264", macro_block_size=2, output_params=quick)
+    writer: Any = imageio.v2.get_writer(mp4, fps=fps, codec="libx264", macro_block_size=2)
     with writer:
         for frame in frames:
             writer.append_data(_loaded(frame))

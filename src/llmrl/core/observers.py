@@ -29,6 +29,21 @@ class Transition:
     step: Step
     ended: np.ndarray
 
+    def part(self, games: slice, agents: slice | list[int]) -> Transition:
+        """Return the step of some games and agents, without what the policy noted of it."""
+        step, jacobian = self.step, self.step.reward_jacobian
+        own = Step(
+            observation={name: x[games][:, agents] for name, x in step.observation.items()},
+            reward=step.reward[games][:, agents],
+            base_reward=step.base_reward[games][:, agents],
+            terminated=step.terminated[games],
+            truncated=step.truncated[games],
+            info={name: x[games] for name, x in step.info.items()},
+            reward_jacobian=None if jacobian is None else jacobian[games][:, agents],
+        )
+        seen = {name: x[games][:, agents] for name, x in self.observation.items()}
+        return Transition(seen, PolicyOutput(self.output.action[games][:, agents]), own, self.ended[games])
+
 
 @runtime_checkable
 class StepObserver(Protocol):

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
-from llmrl.core.records import Observation, PolicyOutput, Step
+from llmrl.core.records import Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
 
 
@@ -128,7 +128,7 @@ class MixedPolicy:
     def on_step(self, transition: Transition) -> None:
         for part in self.parts:
             if isinstance(part.policy, StepObserver):
-                part.policy.on_step(_own_transition(transition, part.seats))
+                part.policy.on_step(transition.part(slice(None), list(part.seats)))
 
     def _seen(self, observation: dict[str, Any], part: Seated) -> dict[str, Any]:
         return {name: observation[name][:, list(part.seats)] for name in part.policy.channels}
@@ -212,22 +212,3 @@ def _own_frames(camera: Camera, seats: Sequence[int]) -> Camera:
         return [frames[seat] for seat in seats]
 
     return own
-
-
-def _own_transition(transition: Transition, seats: Sequence[int]) -> Transition:
-    """Return what the players in some seats see of a step."""
-    own, step, output = list(seats), transition.step, transition.output
-    return replace(
-        transition,
-        observation={name: x[:, own] for name, x in transition.observation.items()},
-        output=PolicyOutput(output.action[:, own]),
-        step=Step(
-            observation={name: x[:, own] for name, x in step.observation.items()},
-            reward=step.reward[:, own],
-            base_reward=step.base_reward[:, own],
-            terminated=step.terminated,
-            truncated=step.truncated,
-            info=step.info,
-            reward_jacobian=None if step.reward_jacobian is None else step.reward_jacobian[:, own],
-        ),
-    )

@@ -13,7 +13,7 @@ from torch.nn import functional
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, stackable, stacks
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
-from llmrl.core.records import Observation, PolicyOutput, Step
+from llmrl.core.records import Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
 from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic
@@ -142,7 +142,7 @@ class ToldPartitionedPolicy(PartitionedPolicy):
     def on_step(self, transition: Transition) -> None:
         for i, policy in enumerate(self.policies):
             if isinstance(policy, StepObserver):
-                policy.on_step(_own_transition(transition, self._place(i)))
+                policy.on_step(transition.part(self._place(i), slice(None)))
 
     def _place(self, i: int) -> slice:
         return slice(i * self.games, (i + 1) * self.games)
@@ -156,25 +156,6 @@ def partitioned(policies: Sequence[Policy], games: int) -> PartitionedPolicy:
 
 def _from(camera: Camera, first: int) -> Camera:
     return lambda game: camera(first + game)
-
-
-def _own_transition(transition: Transition, own: slice) -> Transition:
-    """Return a step of some of the games."""
-    step, output = transition.step, transition.output
-    return Transition(
-        observation={name: x[own] for name, x in transition.observation.items()},
-        output=PolicyOutput(output.action[own]),
-        step=Step(
-            observation={name: x[own] for name, x in step.observation.items()},
-            reward=step.reward[own],
-            base_reward=step.base_reward[own],
-            terminated=step.terminated[own],
-            truncated=step.truncated[own],
-            info={name: x[own] for name, x in step.info.items()},
-            reward_jacobian=None if step.reward_jacobian is None else step.reward_jacobian[own],
-        ),
-        ended=transition.ended[own],
-    )
 
 
 class StackedPolicies:
