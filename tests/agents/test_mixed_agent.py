@@ -308,3 +308,10 @@ def test_a_run_with_learners_readers_and_chance(tmp_path):
     update = comparable_metrics(folder, "update")[-1]
     assert "ppo/policy_loss" in update or any(name.startswith("ppo/") for name in update)
     assert len(list(read_calls(folder / "llm_calls.jsonl"))) == 15 * 4 + 5 * 4
+
+
+@pytest.mark.parametrize("study", ["harvest", "mixed", "vote"])
+def test_the_presets_of_citizens_are_built(study):
+    """With all parts, and with what they would ask of a model."""
+    rows = dict(Experiment(compose(f"experiment=citizens/{study}", "env.map=own"), []).plan())
+    assert rows["loop"] == "DesignLoop" and int(rows["LLM calls"].split(",")[0].split()[0]) >= 1

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.spaces import ParameterSpace
 from llmrl.llms.reading.answer_parser import AnswerParser, parse_answer
 from llmrl.llms.reading.name_matcher import letters
 from llmrl.llms.structured import InvalidReply
@@ -17,15 +16,7 @@ def vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
     """Return the JSON schema of a vote: one of the options, or a list of those that are approved of."""
     one = {"type": "string", "enum": list(options)}
     vote = {"choices": {"type": "array", "items": one}} if approval else {"choice": one}
-    return _object({"reasoning": {"type": "string"}, **vote})
-
-
-def number_schema(space: ParameterSpace) -> dict[str, Any]:
-    """Return the JSON schema of a nomination: a number for each parameter."""
-    return _object({"reasoning": {"type": "string"}, **{name: {"type": "number"} for name in space.names}})
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    properties = {"reasoning": {"type": "string"}, **vote}
     return {
         "type": "object",
         "properties": properties,

@@ -44,7 +44,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings) -> None:
         self.prompts = PromptFamily(FAMILY, FOLDER, settings.prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
-        self.reply_model = _reply_model(spec.proposals)
+        self.reply_model = numbers_model(spec.proposals)
         self.briefing: Briefing | None = None
         super().__init__(spec, spec.proposals, llm, settings)
 
@@ -140,7 +140,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         return prompt
 
 
-def _reply_model(mechanism: ParameterSpace) -> type[BaseModel]:
+def numbers_model(mechanism: ParameterSpace) -> type[BaseModel]:
     """Reasoning first, so that a model thinks before it decides; then the numbers under their names.
 
     Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.

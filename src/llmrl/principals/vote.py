@@ -19,9 +19,10 @@ from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.structured import InvalidReply, json_schema
 from llmrl.llms.structured_query import Query, StructuredQuery
-from llmrl.principals.ballots import approved, counted, number_schema, vote_schema
+from llmrl.principals.ballots import approved, counted, vote_schema
+from llmrl.principals.llm_mechanism import numbers_model
 
 FOLDER = Path(__file__).with_name("prompts")
 REPLY_TOKENS = 70
@@ -84,7 +85,7 @@ class VotePrincipal:
         self.last: dict[str, float] = {}
         self.totals = {"abstentions": 0, "kept": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
-            llm, "nomination", self._nomination, self._repaired, number_schema(self.space), repair_turns
+            llm, "nomination", self._nomination, self._repaired, json_schema(numbers_model(self.space)), repair_turns
         )
         self.voter: StructuredQuery[list[int]] = StructuredQuery(
             llm, "vote", self._vote, self._repaired, None, repair_turns
