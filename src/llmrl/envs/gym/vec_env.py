@@ -21,6 +21,7 @@ from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
 from llmrl.envs.gym.gymnasium_games import GymnasiumGames
 from llmrl.envs.gym.interfaces import Describer, Engine
+from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.gym.return_scale import ReturnScale
 from llmrl.envs.gym.success import Success, SuccessCriterion
@@ -179,7 +180,7 @@ class GymnasiumEnv(ReplayableEnv):
             raise wrong from fault
         infos = self._games.infos
         if self._describer is not None:
-            observation["text"] = LazyTextArray(self._describer, self._seen, infos)
+            observation["text"] = _texts(self._describer, self._seen, infos)
         if "action_mask" in self.spec.observation:
             masks = [self._mask(info) for info in infos]
             observation["action_mask"] = np.stack(masks)[:, None]
@@ -222,40 +223,10 @@ def _describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion |
     return describer(text, env_factory, criterion)
 
 
-class LazyTextArray:
-    """Texts of `n` games of one agent, like an array [n, 1] of `str`, each computed on first access.
-
-    Args:
-        describer: text interface of the game.
-        seen: observations of the games; they are copied.
-        infos: `info` of the games.
-    """
-
-    dtype = np.dtype(object)
-
-    def __init__(
-        self, describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self._describer = describer
-        # Batched games overwrite these with the next observations.
-        self._seen = seen.copy() if isinstance(seen, np.ndarray) else list(seen)
-        self._infos = list(infos)
-        self._words: dict[int, str] = {}
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self._seen), 1
-
-    def __getitem__(self, place: tuple[int, int]) -> str:
-        game, agent = place
-        if agent != 0 or not 0 <= game < len(self._seen):
-            raise IndexError(f"no agent {agent} of game {game} among texts of shape {self.shape}")
-        if game not in self._words:
-            self._words[game] = self._describer.describe(self._seen[game], self._infos[game])
-        return self._words[game]
-
-    def tolist(self) -> list[list[str]]:
-        return [[self[game, 0]] for game in range(len(self._seen))]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.tolist(), dtype=object)
+def _texts(
+    describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
+) -> LazyTextArray:
+    """Texts of observations `seen` and infos of n games, [n, 1]."""
+    # Batched games overwrite these with the next observations.
+    kept, told = seen.copy() if isinstance(seen, np.ndarray) else list(seen), list(infos)
+    return LazyTextArray((len(kept), 1), lambda game, agent: describer.describe(kept[game], told[game]))
