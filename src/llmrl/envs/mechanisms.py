@@ -240,6 +240,55 @@ class BracketedTax:
         self._past = state["past"]
 
 
+class RewardTax:
+    """A tax on positive rewards at one rate. The revenue of a step is shared equally among the agents in the game.
+
+    It needs no knowledge of the environment. The sum of rewards does not change; a rate of 1 makes the positive rewards
+    of a step equal. Agents that have left neither pay nor receive.
+    """
+
+    needs_dirt = False
+    base_reward = "what the game pays"
+    rule = "What is taken in a step is shared equally among all players in the game, those who paid it included."
+    player_facts: Mapping[str, str] = {}
+    details: tuple[str, ...] = ()
+    facts: Mapping[str, float | bool] = {}
+    metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
+    spec = ParameterSpace(
+        "tax",
+        (
+            Parameter(
+                "rate",
+                0.0,
+                1.0,
+                "share of a reward",
+                "taken from each positive reward; all agents in the game share what is taken equally",
+                effect="{value:.0%} of each positive reward",
+            ),
+        ),
+        sentence="Takes {effects}; all agents share it equally.",
+    )
+
+    def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
+        xp = _library(events.raw)
+        present = xp.asarray(events.present, dtype=xp.float32)
+        earned = xp.where(events.raw > 0, events.raw, xp.zeros_like(events.raw)) * present
+        total = earned.sum(-1)
+        heads = present.sum(-1)
+        share = total / xp.where(heads > 0, heads, xp.ones_like(heads))
+        jacobian = (share[:, None] * present - earned)[..., None]
+        return Settlement(events.raw, jacobian, {"tax_collected": values[:, 0] * total})
+
+    def reset(self, mask: NDArray[np.bool_]) -> None:
+        """Do nothing: the tax of a step depends on that step alone."""
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Do nothing: there is no memory."""
+
+
 def incentive_jacobian(
     raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
 ) -> tuple[Array, tuple[Array, Array, Array]]:
