@@ -18,8 +18,8 @@ from llmrl.envs.texts import describer_of
 from llmrl.envs.texts.describers import draft, draft_actions
 from llmrl.envs.texts.env_arguments import EnvKwargs
 from llmrl.envs.texts.instance_facts import changed, join_paragraphs, limit
-from llmrl.envs.texts.observation_format import observation_formatter
-from llmrl.envs.texts.schema import DECIMALS, pairs
+from llmrl.envs.texts.observation_format import Tell, observation_formatter
+from llmrl.envs.texts.schema import DECIMALS, Field, pairs
 
 if TYPE_CHECKING:
     from llmrl.envs.gym.interfaces import Describer
@@ -61,12 +61,13 @@ class DraftDescriber:
     """
 
     def __init__(self, seat: Any, agents: Sequence[str], turns: bool, worded: bool) -> None:
-        self._worded = worded
-        fields = () if worded or is_image(seat.observation_space) else draft(seat.observation_space)
         name = seat.spec.id
-        self._tell = observation_formatter(seat.observation_space, fields, DECIMALS, f"the draft of {name}")
-        if not fields:
-            self._tell = lambda seen: {}
+        fields: tuple[Field, ...] = ()
+        self._worded = worded
+        self._tell: Tell = _nothing
+        if not worded and not is_image(seat.observation_space):
+            fields = draft(seat.observation_space)
+            self._tell = observation_formatter(seat.observation_space, fields, DECIMALS, f"the draft of {name}")
         players = f"{len(agents)} players ({', '.join(agents)})" if len(agents) > 1 else "one player"
         order = " They take turns." if turns and len(agents) > 1 else ""
         goal = join_paragraphs(
@@ -196,6 +197,10 @@ _FIELDS = (
         "what your last reward was made of. before_payments: what the game paid; payments: what was added or taken",
     ),
 )
+
+
+def _nothing(seen: Any) -> dict[str, Any]:
+    return {}
 
 
 def _rounded(*numbers: float) -> list[float]:
