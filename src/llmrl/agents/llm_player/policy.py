@@ -44,9 +44,10 @@ class LLMPolicy:
     """Asks a chat model for the actions of all players of all games that are played, in one batch a step.
 
     Nobody asks for games that wait. A player who is shown an empty text has nothing to decide (out of the game for a
-    while) and takes the first action. What is invalid is shown to the model again, `repair_turns` times; if nothing
-    valid comes, the last action is taken if it is legal, else the first legal one (of several numbers the last ones,
-    else 0), and that is counted. So a reply never ends an experiment; only a model that cannot be reached does.
+    while) and takes the first action. One with a single legal action takes it unasked. What is invalid is shown to the
+    model again, `repair_turns` times; if nothing valid comes, the last action is taken if it is legal, else the first
+    legal one (of several numbers the last ones, else 0), and that is counted. So a reply never ends an experiment; only
+    a model that cannot be reached does.
 
     With `lessons`, a player who begins another episode is first asked what is to be learnt from the last one, and is
     told the newest of these lessons from then on (Reflexion, arXiv 2303.11366).
@@ -158,7 +159,11 @@ class LLMPolicy:
                 if views:
                     seat.add_frame(views[agent], self.settings.show_frames)
                 reading.append((game, agent))
-                if self._asks(seat, mask):
+                forced = mask is not None and sum(mask) == 1
+                if forced:
+                    # Asked as soon as there is a choice again.
+                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_every
+                if not forced and self._asks(seat, mask):
                     asked.append((game, agent))
                     legal.append(mask)
                 else:

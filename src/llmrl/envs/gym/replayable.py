@@ -187,7 +187,7 @@ class ReplayableEnv(ABC):
     def _aligned(self, recorded: Sequence[np.ndarray], a_game: tuple[int, ...], kind: type) -> list[np.ndarray]:
         """What each game's steps hold, [steps, *a_game] each, as steps of all games: zeros before a game's first."""
         longest = int(self._length.max(initial=0))
-        steps = [np.zeros((self.spec.n_envs, *a_game), dtype=kind) for _ in range(longest)]
+        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *a_game), dtype=kind) for _ in range(longest)]
         for i, (first, own) in enumerate(zip(self._since.tolist(), recorded, strict=True)):
             for step, value in zip(steps[first:], own, strict=True):
                 step[i] = value

@@ -223,9 +223,7 @@ def _describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion |
     return describer(text, env_factory, criterion)
 
 
-def _texts(
-    describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
-) -> LazyTextArray:
+def _texts(describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]) -> LazyTextArray:
     """Texts of observations `seen` and infos of n games, [n, 1]."""
     # Batched games overwrite these with the next observations.
     kept, told = seen.copy() if isinstance(seen, np.ndarray) else list(seen), list(infos)

@@ -141,7 +141,8 @@ class WorldTexts:
         described = [d.game for _, d in alike]
         widest = max(described, key=lambda each: len(each.actions))
         fields = {name: told for each in reversed(described) for name, told in each.observation}
-        goal, mechanism = widest.goal, ()
+        goal = widest.goal
+        mechanism: tuple[tuple[str, str], ...] = ()
         if space is not None:
             goal = join_paragraphs(goal, mechanism_text.rules_in_words(space, base_reward, rule, shown))
             mechanism = _FIELDS[0 if shown else 1 :]

@@ -223,7 +223,8 @@ class PettingZooEnv(ReplayableEnv):
     def _metric(self, name: str, playing: np.ndarray) -> np.ndarray:
         """A number of infos, added over the agents that report it, [n_envs] float32."""
         sums = [sum(float(info.get(name, 0.0)) for info in game.told.values()) for game in self.games]
-        return (np.array(sums) * playing).astype(np.float32)
+        total: np.ndarray = (np.array(sums) * playing).astype(np.float32)
+        return total
 
     def _observe(self) -> Observation:
         observation = self._shared.observe(self.games)
@@ -260,5 +261,3 @@ class PettingZooEnv(ReplayableEnv):
     def close(self) -> None:
         for game in self.games:
             game.world.close()
-
-

@@ -128,9 +128,41 @@ class GridView:
         }
 
 
+class Board:
+    """Two planes of a board, what is yours and what is your opponent's, as rows of letters, the top one first.
+
+    Args:
+        env: the game; its observation is [rows, columns, 2].
+        where: the text's name for messages.
+        by_columns: whether the first axis counts columns, as in pictures of PettingZoo's tic-tac-toe.
+    """
+
+    names = ("board",)
+    facts: Mapping[str, str] = {}
+    arguments: tuple[str, ...] = ()
+    states = ""
+    _LETTERS = ".xo"
+
+    def __init__(self, env: Any, where: str, by_columns: bool = False) -> None:
+        shape: tuple[int, ...] = getattr(env.observation_space, "shape", None) or ()
+        if len(shape) != 3 or shape[-1] != 2:
+            raise ConfigError(
+                f"{where}: the decoder board is for observations [rows, columns, 2], yours and your opponent's; this "
+                f"one is {env.observation_space}"
+            )
+        self._by_columns = by_columns
+
+    def tell(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        codes = observation[..., 0] + 2 * observation[..., 1]
+        rows = (codes.T if self._by_columns else codes).tolist()
+        return {"board": ["".join(self._LETTERS[int(code)] for code in row) for row in rows]}
+
+
 DECODERS: dict[str, Callable[[Any, str], Decoder]] = {
     "frozen_lake": FrozenLake,
     "cliff_walking": CliffWalking,
     "grid_view": GridView,
+    "board": Board,
+    "board_by_columns": lambda env, where: Board(env, where, by_columns=True),
 }
 """By the name that a text gives as `decoder`; called with one environment and the text's name for messages."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _DRAWING = (
     *("render_mode", "camera_id", "camera_name", "default_camera_config", "max_geom", "visual_options"),
-    *("screen_size", "tile_size", "highlight", "agent_pov"),
+    *("screen_size", "screen_width", "screen_height", "screen_scaling", "tile_size", "highlight", "agent_pov"),
 )
 """Arguments for rendering, which are irrelevant to language-model players; MuJoCo also has `width` and `height`."""
 _LONGEST = 100
