@@ -35,6 +35,8 @@ from llmrl.llms.structured_query import Conversing, Query, QueryStats, Structure
 
 FALLBACK = "(no usable reply)"
 """Stands in the history where the player said nothing that could be used; what was done is told in the next turn."""
+UNASKED = 10
+"""Of steps without a choice, which may go on for long, the newest ones that the next question tells."""
 
 Counted = tuple[dict[str, int], ...]
 """Counters of a player, and of its kinds of questions."""
@@ -163,6 +165,7 @@ class LLMPolicy:
                 if forced:
                     # Asked as soon as there is a choice again.
                     seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_every
+                    seat.frames = seat.frames[-UNASKED:]
                 if not forced and self._asks(seat, mask):
                     asked.append((game, agent))
                     legal.append(mask)

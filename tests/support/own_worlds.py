@@ -1,0 +1,140 @@
+"""Small worlds of PettingZoo as their authors might write them."""
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils.conversions import parallel_to_aec
+
+
+class Mortal(ParallelEnv):
+    """Agent i dies after i + 1 steps, or is truncated at `max_cycles`; each step pays its number plus one.
+
+    Agents have one action more than the one before, and see one number more.
+    """
+
+    metadata = {"name": "mortal", "render_modes": []}
+
+    def __init__(self, n=3, max_cycles=None, lives=None):
+        self.possible_agents = [f"a{i}" for i in range(n)]
+        self.lives = lives or {a: i + 1 for i, a in enumerate(self.possible_agents)}
+        self.max_cycles = max_cycles
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 9, (1 + self.possible_agents.index(agent),), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2 + self.possible_agents.index(agent), start=1)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time, self.got = list(self.possible_agents), 0, []
+        return self._seen(), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        assert list(actions) == self.agents, "those who are alive act, and nobody else"
+        assert all(self.action_space(a).contains(x) for a, x in actions.items())
+        self.got.append(dict(actions))
+        self.time += 1
+        agents = list(self.agents)
+        dead = {a: self.time >= self.lives[a] for a in agents}
+        cut = {a: self.max_cycles is not None and self.time >= self.max_cycles and not dead[a] for a in agents}
+        self.agents = [a for a in agents if not dead[a] and not cut[a]]
+        reward = {a: 1.0 + self.possible_agents.index(a) for a in agents}
+        return self._seen(agents), reward, dead, cut, {a: {} for a in agents}
+
+    def _seen(self, agents=None):
+        return {a: np.full(self.observation_space(a).shape, 1 + self.time, np.float32) for a in agents or self.agents}
+
+
+class Governed(ParallelEnv):
+    """Each agent gets its action plus a wage that a principal sets; what one sees is the sum of wages so far."""
+
+    metadata = {"name": "governed", "render_modes": []}
+    mechanism = [{"name": "wage", "low": 0.0, "high": 2.0}, {"name": "unused", "low": -1.0, "high": 1.0, "unit": "m"}]
+    episode_metrics = {"worked": "sum"}
+    max_cycles = 5
+    wage = 0.0
+
+    def __init__(self):
+        self.possible_agents = ["x", "y"]
+
+    def observation_space(self, agent):
+        return spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def action_space(self, agent):
+        return spaces.Discrete(3)
+
+    def set_mechanism(self, values):
+        self.wage = float(values[0])
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time, self.paid = list(self.possible_agents), 0, self.wage
+        return self._seen(), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        self.time += 1
+        self.paid += self.wage
+        over, agents = self.time >= self.max_cycles, list(self.agents)
+        self.agents = [] if over else agents
+        infos = {a: {"base_reward": float(x), "worked": int(x > 0)} for a, x in actions.items()}
+        reward = {a: float(x) + self.wage for a, x in actions.items()}
+        return self._seen(), reward, dict.fromkeys(agents, False), dict.fromkeys(agents, over), infos
+
+    def _seen(self):
+        return {a: np.array([self.time, self.paid]) for a in self.possible_agents}
+
+
+class Forgetful(Governed):
+    """Draws what it shows from luck that no seed decides."""
+
+    def _seen(self):
+        return {a: np.random.default_rng().random(2) for a in self.possible_agents}
+
+
+class Unsettable(Governed):
+    """Declares numbers that nobody can set."""
+
+    set_mechanism = None
+
+
+class Movers(ParallelEnv):
+    """Agents with one and with two numbers to set, in different bounds."""
+
+    metadata = {"name": "movers", "render_modes": []}
+    possible_agents = ["one", "two"]
+
+    def observation_space(self, agent):
+        return spaces.Dict({"place": spaces.Box(-9, 9, (2,), np.float32), "colour": spaces.Discrete(3)})
+
+    def action_space(self, agent):
+        return spaces.Box(-1, 1, (1,), np.float32) if agent == "one" else spaces.Box(-3, 2, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.got = list(self.possible_agents), None
+        return self._seen(), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        self.got = actions
+        no = dict.fromkeys(self.agents, False)
+        return self._seen(), dict.fromkeys(self.agents, 0.0), no, no, {a: {} for a in self.agents}
+
+    def _seen(self):
+        return {a: {"place": np.ones(2, np.float32), "colour": 2} for a in self.agents}
+
+
+def mortal_in_turns(**kwargs):
+    """The same, one after another."""
+    return parallel_to_aec(Mortal(**kwargs))
+
+
+class Both(Movers):
+    """Agents that choose, and agents that set numbers."""
+
+    def action_space(self, agent):
+        return spaces.Discrete(2) if agent == "one" else super().action_space(agent)
+
+
+def no_world():
+    return object()
+
+
+imported = AECEnv  # defined elsewhere
