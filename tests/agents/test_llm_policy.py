@@ -206,6 +206,25 @@ class TestFrameSkip:
         assert [frame["observation"]["x"] for frame in told["since_your_last_action"]] == [4, 5]
         assert told["observation"] == {"x": 6} and [role for role, _ in table.last][-2:] == ["assistant", "user"]
 
+    @pytest.mark.parametrize("action_every", [1, 5])
+    def test_who_has_one_legal_action_is_not_asked(self, action_every):
+        answer = Model(lambda messages: reply(first_legal(messages)))
+        table = Table(answer, mask=True, action_every=action_every).start()
+        masks = ([False, False, True], [False, False, True], [True, True, False], [False, True, False])
+        acts = [table.step(mask=mask) for mask in masks]
+        assert [int(act.action[0, 0]) for act in acts] == [2, 2, 0, 1]
+        assert [act.notes[0][0]["asked"] for act in acts] == [False, False, True, False]
+        assert len(table.model.requests) == 1 and acts[0].notes[0][0]["action"] == "right"
+        told = table.last[-1][1]
+        assert len(told["since_your_last_action"]) == 2 and told["since_your_last_action"][0]["start"]
+
+    def test_what_was_seen_without_a_choice_does_not_grow(self):
+        table = Table(Model(lambda messages: reply(first_legal(messages))), mask=True).start()
+        for _ in range(30):
+            table.step(mask=[False, False, True])
+        table.step(mask=[True, True, False])
+        assert len(table.last[-1][1]["since_your_last_action"]) == 10
+
     def test_an_action_that_became_illegal_is_not_repeated(self):
         table = Table(Model(lambda messages: reply(first_legal(messages))), mask=True, action_every=5).start()
         acts = [table.step(mask=mask) for mask in ([False, True, True], [True, True, False], [True, False, True])]

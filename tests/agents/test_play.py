@@ -19,7 +19,7 @@ from llmrl.rollout.episode_logger import EpisodeLogger
 from llmrl.run.files import read_lines
 from some import some
 
-READING = sorted(name for name, option in options("env").items() if option.get("text"))
+READING = sorted(name for name, option in options("env").items() if option.get("text") and option.get("id") != "???")
 MUJOCO = ("hopper", "inverted_double_pendulum", "inverted_pendulum", "reacher", "swimmer", "walker2d")
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
 

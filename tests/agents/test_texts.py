@@ -17,13 +17,18 @@ from llmrl.envs.texts.registry import FILES, shipped
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {
-    option["text"]: option["id"] for option in options("env").values() if option.get("text") not in (None, "own")
+    option["text"]: option["id"]
+    for option in options("env").values()
+    if option.get("text") not in (None, "own") and option["_target_"].endswith(".GymnasiumEnv")
 } | {"lunar_lander_vectors": "LunarLander-v3", "taxi_number": "Taxi-v4"}
+
+WORLDS = ("connect_four", "tictactoe")
+"""Of PettingZoo, see tests/envs/worlds."""
 
 
 class TestShipped:
     def test_all_are_tested(self):
-        assert set(shipped()) == set(GAMES)
+        assert set(shipped()) == set(GAMES) | set(WORLDS)
 
     @pytest.mark.parametrize("name", GAMES)
     def test_they_fit_their_games(self, name):

@@ -149,7 +149,7 @@ class TestWhoHasNothingToDecide:
 
     @pytest.mark.slow
     def test_the_dead_of_a_real_world(self):
-        env, rng = world(KNIGHTS, 1, kwargs={"spawn_rate": 4, "max_zombies": 30}), np.random.default_rng(0)
+        env, rng = world(KNIGHTS, 1, kwargs={"max_zombies": 40}), np.random.default_rng(0)
         seen, died = env.reset(seed=1), []
         for _ in range(700):
             step = env.step(drawn(env.spec, seen, rng))

@@ -104,9 +104,7 @@ class TestTheTax:
         assert second.info["tax_collected"].tolist() == [2.5, 0]
         values = np.array([[0.5], [0.0]])
         for step in (first, second):
-            np.testing.assert_allclose(
-                step.reward, step.base_reward + (step.reward_jacobian * values[:, None]).sum(-1)
-            )
+            np.testing.assert_allclose(step.reward, step.base_reward + (step.reward_jacobian * values[:, None]).sum(-1))
 
     def test_players_are_told_of_it(self):
         env = own("Mortal", tax=True, show_mechanism=True)
@@ -127,7 +125,7 @@ def test_an_orchard_from_outside_is_governed(tmp_path, monkeypatch):
     small = ("design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2", "env.n_envs=2", "agent=ppo")
     world = ("env=pettingzoo", "env.id=orchard:Orchard", "trusted_modules=[orchard]", "principal=cmaes")
     run(*world, *small, f"output_root={tmp_path / 'outputs'}")
-    results = json.loads((only_run_folder(tmp_path / "outputs") / "results.json").read_text())
-    assert results["best_parameters"].keys() >= {"fee", "bonus"} if "best_parameters" in results else results
+    summary = json.loads((only_run_folder(tmp_path / "outputs") / "summary.json").read_text())
+    assert summary["proposals"] == 2 and set(summary["best"]["mechanism"]) == {"fee", "bonus"}
     with pytest.raises(ConfigError, match="orchard:Orchard is outside the trusted modules"):
         run(*(each for each in world if "trusted" not in each), *small, f"output_root={tmp_path / 'other'}")

@@ -1,0 +1,92 @@
+"""Worlds for players that read: boards in words, and who is asked."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import comparable_metrics, only_run_folder, run
+from llmrl.agents.llm_player.agent import LLMPlayer
+from llmrl.core.seeding import Seeds
+from llmrl.envs.pettingzoo.vec_env import PettingZooEnv
+from llmrl.llms.client import ChatClient
+from llmrl.rollout.collector import Collector
+from road_game import Model, first_legal, reply
+
+NAMES = {"tictactoe": "pettingzoo.classic.tictactoe_v3:env", "connect_four": "pettingzoo.classic.connect_four_v3:env"}
+
+
+def board(name, n_envs=1, **options):
+    return PettingZooEnv(Seeds(0), NAMES[name], n_envs=n_envs, text=name, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_texts_fit_their_games(name):
+    env = board(name)
+    text = env.spec.text
+    assert [key for key, _ in text.observation] == ["you", "board"] and env.spec.action_names[0] == text.actions[0][0]
+    assert len(text.actions) == env.spec.n_actions and all(said for _, said in text.actions)
+    assert "{" not in text.goal and "Changed settings" not in text.goal
+    assert json.loads(text.example)["board"] == json.loads(env.reset(seed=0)["text"][0, 0])["board"]
+
+
+def test_tictactoe_looks_as_its_pictures_do():
+    """Actions count down the columns."""
+    env = board("tictactoe")
+    env.reset(seed=0)
+    at = env.spec.action_names.index
+    env.step(np.array([[at("bottom_left"), 0]]))
+    seen = env.step(np.array([[0, at("top")]])).observation["text"]
+    assert json.loads(seen[0, 0]) == {"you": "player_1", "board": [".o.", "...", "x.."]}
+    frame = board("tictactoe", render=True, kwargs={"screen_height": 300})
+    frame.reset(seed=0)
+    empty = frame.render().astype(int)
+    frame.step(np.array([[at("bottom_left"), 0]]))
+    rows, columns = np.nonzero(np.abs(frame.render() - empty).sum(-1))
+    assert rows.mean() > 200 and columns.mean() < 100
+
+
+def test_connect_four_drops_tokens():
+    env = board("connect_four")
+    env.reset(seed=0)
+    env.step(np.array([[2, 0]]))
+    seen = env.step(np.array([[0, 2]])).observation["text"]
+    assert json.loads(seen[0, 0])["board"][-2:] == ["..o....", "..x...."]
+
+
+def test_players_are_asked_in_their_turns_alone():
+    """And not for the last square, which is no choice."""
+    env, model = board("tictactoe", 3, horizon=9), Model(lambda messages: reply(first_legal(messages)))
+    player = LLMPlayer(env.spec, ChatClient(model), None)
+    collector = Collector(env, player.policy, "cpu")
+    collector.reset(1)
+    rollout = collector.collect(9, Seeds(0).torch("actions"), learn=False, restart=False)
+    steps = sum(int(episode.length) for episode in rollout.episodes)
+    assert len(rollout.episodes) == 3 and len(model.requests) == steps == 3 * 7
+    legal = [json.loads(request.messages[-1]["content"]).get("legal_actions", ()) for request in model.requests]
+    assert all(len(each) != 1 for each in legal)
+
+
+def test_the_last_square_is_no_choice():
+    env = board("tictactoe", horizon=9)
+    seen = env.reset(seed=0)
+    for action in (0, 1, 2, 4, 3, 5, 7, 6):
+        seen = env.step(np.full((1, 2), action)).observation
+    assert seen["action_mask"].sum(-1).tolist() == [[1, 1]] and seen["action_mask"][0, 0, 8]
+    model = Model()
+    policy = LLMPlayer(env.spec, ChatClient(model), None).policy
+    policy.on_reset(np.ones(1, dtype=bool), seen)
+    assert policy.act(seen).action.tolist() == [[8, 0]] and not model.requests
+    assert env.step(np.array([[8, 0]])).terminated[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "world", [("env=pettingzoo", f"env.id={NAMES['tictactoe']}"), ("env=openspiel", "env.id=kuhn_poker")]
+)
+def test_a_model_plays_any_world(tmp_path, world):
+    if "env=openspiel" in world:
+        pytest.importorskip("pyspiel")
+    run(*world, "env.n_envs=2", "play.episodes=3", "agent=llm_player", "llm=scripted", f"output_root={tmp_path}")
+    last = comparable_metrics(only_run_folder(tmp_path))[-1]
+    assert last["player/decisions"] > 3 and last["player/invalid_rate"] == 0
