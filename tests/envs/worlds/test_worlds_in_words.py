@@ -11,7 +11,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.pettingzoo.vec_env import PettingZooEnv
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
-from road_game import Model, first_legal, reply
+from road_game import Model, reply
 
 NAMES = {"tictactoe": "pettingzoo.classic.tictactoe_v3:env", "connect_four": "pettingzoo.classic.connect_four_v3:env"}
 
@@ -55,8 +55,12 @@ def test_connect_four_drops_tokens():
 
 
 def test_players_are_asked_in_their_turns_alone():
-    """And not for the last square, which is no choice."""
-    env, model = board("tictactoe", 3, horizon=9), Model(lambda messages: reply(first_legal(messages)))
+    """Both mark the first empty square, until the first player has a diagonal in its fourth turn."""
+
+    def answer(messages):
+        return reply(json.loads(messages[-1]["content"]).get("legal_actions", ["top_left"])[0])
+
+    env, model = board("tictactoe", 3, horizon=9), Model(answer)
     player = LLMPlayer(env.spec, ChatClient(model), None)
     collector = Collector(env, player.policy, "cpu")
     collector.reset(1)
