@@ -12,6 +12,7 @@ from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.vec_env import ParticlesEnv
+from llmrl.envs.pettingzoo.vec_env import PettingZooEnv
 from llmrl.envs.rooms.minigrid_tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from llmrl.envs.substrates import substrate_env
@@ -36,6 +37,8 @@ ENVS = {
     "pasture in words": lambda: Commons(Seeds(0), "pasture", n_envs=N, observe=["text"], mechanism=False),
     "rooms": lambda: RoomsEnv(Seeds(0), DoorKey(), n_envs=N, horizon=8),
     "tax economy": lambda: TaxEconomy(Seeds(0), n_envs=N, steps_per_year=2, observe=["vector", "text"]),
+    "a world of pettingzoo": lambda: PettingZooEnv(Seeds(0), "mpe2.simple_speaker_listener_v4", n_envs=N, horizon=8),
+    "a world that is taxed": lambda: PettingZooEnv(Seeds(0), "pettingzoo.classic.rps_v2", n_envs=N, tax=True),
     "particles": lambda: ParticlesEnv(Seeds(0), SimpleReference(), n_envs=N, horizon=8),
 }
 every_env = pytest.mark.parametrize("name", ENVS)

@@ -214,11 +214,14 @@ class TestResuming:
             SPREAD,
             "own_worlds:Mortal",
             "own_worlds:Governed",
+            "own_worlds:Mortal taxed",
             *(pytest.param(slow, marks=pytest.mark.slow) for slow in (KNIGHTS, PISTONS)),
         ],
     )
     def test_a_restored_game_goes_on_exactly(self, id):
-        env, rng = world(id, 3), np.random.default_rng(1)
+        name, _, taxed = id.partition(" ")
+        options = {"tax": bool(taxed), "show_mechanism": bool(taxed)}
+        env, rng = world(name, 3, **options), np.random.default_rng(1)
         governed = env.spec.mechanism
         values = (lambda: rng.uniform(governed.low, governed.high)) if governed is not None else None
         if values:
@@ -231,8 +234,9 @@ class TestResuming:
             over, seen = step.terminated | step.truncated, step.observation
             if over.any() and rng.random() < 0.7:
                 seen = env.reset(mask=over)
-        again = world(id, 3)
+        again = world(name, 3, **options)
         again.load_state_dict(env.state_dict())
+        same(env._observe(), again._observe())
         for _ in range(6):
             action = drawn(env.spec, seen, rng)
             one, two = env.step(action), again.step(action)

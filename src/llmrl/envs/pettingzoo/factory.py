@@ -73,6 +73,8 @@ class WorldFactory:
                 f"env.id={self.id} made a {type(world).__name__}, which is no ParallelEnv or AECEnv of PettingZoo with "
                 "possible_agents"
             )
+        if not world.possible_agents or not all(isinstance(agent, str) for agent in world.possible_agents):
+            raise ConfigError(f"env.id={self.id}: possible_agents={world.possible_agents} must be names, one an agent")
         if not render:
             return world
         modes = [str(mode) for mode in getattr(world, "metadata", {}).get("render_modes", [])]

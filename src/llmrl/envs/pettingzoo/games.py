@@ -114,7 +114,7 @@ class SimultaneousGame(Game):
 
     def _look(self, agents: tuple[str, ...], seen: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         self.seen = {agent: seen[agent] for agent in agents if agent in seen}
-        self.infos = {agent: infos.get(agent, {}) for agent in self.seen}
+        self.infos = {agent: dict(infos.get(agent, {})) for agent in self.seen}
         self.live, self.deciding = agents, frozenset(agents)
 
 
@@ -157,7 +157,7 @@ class TurnGame(Game):
         # When it is over, those that were in the game see how it ended.
         shown = live or tuple(self.world.agents)
         self.seen = {agent: self.world.observe(agent) for agent in shown}
-        self.infos = {agent: self.world.infos.get(agent, {}) for agent in shown}
+        self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in shown}
         self.live = live
         self.deciding = frozenset({self.world.agent_selection} if live else ())
 

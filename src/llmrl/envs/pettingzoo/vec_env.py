@@ -17,7 +17,7 @@ from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.faults import check_rewards
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
-from llmrl.envs.mechanisms import RewardTax, SocietyEvents
+from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
 from llmrl.envs.pettingzoo.agent_channels import SharedChannels
 from llmrl.envs.pettingzoo.declarations import cycles_of, mechanism_of, metrics_of
 from llmrl.envs.pettingzoo.factory import Library, WorldFactory
@@ -105,6 +105,7 @@ class PettingZooEnv(ReplayableEnv):
         self._shared = SharedChannels(called, first, self.games[0].agents)
         self._own = mechanism_of(called, first)
         self._tax = RewardTax() if tax else None
+        self._settled: Settlement | None = None  # the last step
         if self._own is not None and tax:
             raise ConfigError(f"{called} has a mechanism of its own ({', '.join(self._own.names)}): set env.tax=false")
         space = self._tax.spec if self._tax is not None else self._own
@@ -182,7 +183,7 @@ class PettingZooEnv(ReplayableEnv):
         self._last[chosen] = 0.0
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        """Advance the games that are `playing` [n_envs]; return rewards before a tax, [n_envs, n_agents]."""
+        """Advance the games that are `playing` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
         actions = self._shared.actions(action, self.games, playing, self.clip_actions)
         reward = np.zeros((len(self.games), len(self._shared.agents)))
         self._last[playing] = 0.0
@@ -197,27 +198,27 @@ class PettingZooEnv(ReplayableEnv):
             self._terminated[i], self._truncated[i] = game.terminated, game.truncated
         check_rewards(self.spec.name, reward.ravel(), np.repeat(self._length, reward.shape[1]))
         check_rewards(self.spec.name, self._last.ravel(), np.repeat(self._length, 2 * reward.shape[1]))
+        if self._tax is not None:
+            present = np.array([[agent in game.present for agent in game.agents] for game in self.games])
+            events = SocietyEvents(reward.astype(np.float32), None, present & playing[:, None])
+            values = self._values.astype(np.float32)
+            self._settled = self._tax.settle(events, values)
+            reward = self._settled.reward(values)
+            self._last[playing, :, 0], self._last[playing, :, 1] = events.raw[playing], reward[playing]
         return reward
 
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
-        paid, base = reward.astype(np.float32), self._last[..., 0].astype(np.float32) * playing[:, None]
         info = {name: self._metric(name, playing) for name in self._metrics}
-        jacobian = None
-        if self._tax is not None:
-            present = np.array([[agent in game.present for agent in game.agents] for game in self.games])
-            values = self._values.astype(np.float32)
-            settled = self._tax.settle(SocietyEvents(paid, None, present & playing[:, None]), values)
-            base, jacobian, paid = paid, settled.reward_jacobian, settled.reward(values).astype(np.float32)
-            self._last[..., 1] = np.where(playing[:, None], paid, self._last[..., 1])
-            info |= dict(settled.metrics)
+        if self._settled is not None:
+            info |= {name: np.asarray(x, dtype=np.float32) for name, x in self._settled.metrics.items()}
         return Step(
             observation=self._observe(),
-            reward=paid,
-            base_reward=base.copy(),
+            reward=reward.astype(np.float32),
+            base_reward=(self._last[..., 0] * playing[:, None]).astype(np.float32),
             terminated=self._terminated.copy(),
             truncated=self._truncated.copy(),
             info=info,
-            reward_jacobian=jacobian,
+            reward_jacobian=None if self._settled is None else self._settled.reward_jacobian,
         )
 
     def _metric(self, name: str, playing: np.ndarray) -> np.ndarray:
