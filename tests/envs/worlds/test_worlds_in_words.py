@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from experiments import comparable_metrics, only_run_folder, run
+from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.core.seeding import Seeds
 from llmrl.envs.pettingzoo.vec_env import PettingZooEnv
+from llmrl.experiment.parts import build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.rollout.collector import Collector
 from road_game import Model, reply
@@ -82,6 +83,17 @@ def test_the_last_square_is_no_choice():
     policy.on_reset(np.ones(1, dtype=bool), seen)
     assert policy.act(seen).action.tolist() == [[8, 0]] and not model.requests
     assert env.step(np.array([[8, 0]])).terminated[0]
+
+
+def test_who_has_nothing_to_decide_adds_nothing_to_a_gradient():
+    """The one action that is legal has probability one, whatever the weights."""
+    parts = build_parts(compose("env=tictactoe", "agent=ppo", "env.n_envs=4"), None)
+    collector = Collector(parts.env, parts.agents[0].policy, "cpu")
+    collector.reset(0)
+    rollout = collector.collect(9, Seeds(0).torch("actions"))
+    waits = rollout.observation["action_mask"].sum(-1) == 1
+    assert waits.any(2).all() and not rollout.log_prob[waits].any() and rollout.log_prob[~waits].all()
+    parts.close()
 
 
 @pytest.mark.slow
