@@ -79,7 +79,8 @@ class LLMPolicy:
         self.settings, repair_turns = settings, settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
         self.answers: AnswerFormat = answers_of(spec, settings.answer_with, settings.decimals)
-        decimals = 0 if spec.continuous_actions is not None and spec.continuous_actions.whole else settings.decimals
+        whole = spec.continuous_actions is not None and all(spec.continuous_actions.whole)
+        decimals = 0 if whole else settings.decimals
         self.talk: Talk | None = None
         if settings.talk_every:
             self.talk = Talk(spec, settings.talk_every, settings.talk_to, settings.talk_length)
