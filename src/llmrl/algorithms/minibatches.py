@@ -48,7 +48,7 @@ class Minibatches:
     def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
         """Yield minibatches of all samples (except those dropped) in random order.
 
-        For teams they have `team_step` [n], the number within the minibatch of the joint action that a sample is part of.
+        For teams they have `team_step` [n], the number within the minibatch of a sample's joint action.
 
         Raises:
             ConfigError: as `split_minibatches`.
