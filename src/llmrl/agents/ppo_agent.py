@@ -22,6 +22,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, CoreType, Critic, Encoding, Join, NetworkSettings
 from llmrl.networks.film import FilmSettings
 from llmrl.networks.grid_cores import MAP_CHANNELS
+from llmrl.networks.mlp import Activation
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.run.artifacts import saved_state
 
@@ -64,6 +65,7 @@ class PPOAgent:
         map_stride: stride of the first convolution over a map.
         planes: names of the facts that a `planes` core reads; None: all that the map has.
         join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
+        activation: nonlinearity of MLP layers.
         initial_std: initial standard deviation of real-valued actions, in units of half their range.
         state_dependent_std: whether the actor puts these deviations out; otherwise they are parameters.
         squash_actions: whether real-valued actions are the tanh of a Gaussian.
@@ -109,6 +111,7 @@ class PPOAgent:
         map_stride: PositiveInt = 1,
         planes: list[str] | None = None,
         join: Join = "heads",
+        activation: Activation = "relu",
         initial_std: PositiveFloat = 1.0,
         state_dependent_std: bool = False,
         squash_actions: bool = False,
@@ -148,6 +151,7 @@ class PPOAgent:
             map_stride=map_stride,
             planes=planes,
             join=join,
+            activation=activation,
             initial_std=initial_std,
             state_dependent_std=state_dependent_std,
             squash_actions=squash_actions,

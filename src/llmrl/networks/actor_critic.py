@@ -24,7 +24,7 @@ from llmrl.networks.action_distributions import Numbers, distribution
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
 from llmrl.networks.grid_cores import MAP_CHANNELS, GridCore, PlanesCore
-from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, initialise, mlp
+from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, Activation, initialise, mlp
 from llmrl.networks.running_moments import RunningNormalizer
 
 MECHANISM = "mechanism"
@@ -70,6 +70,7 @@ class NetworkSettings:
         map_stride: stride of the first convolution over a map.
         planes: names of the facts that a `planes` core reads; None: all that the map has.
         join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
+        activation: nonlinearity of MLP layers, in core and heads; convolutions have ReLUs.
         initial_std: initial standard deviation of real-valued actions, in units of half their range, > 0.
         state_dependent_std: whether the actor puts these deviations out; otherwise they are parameters.
         squash_actions: whether real-valued actions are the tanh of a Gaussian.
@@ -90,6 +91,7 @@ class NetworkSettings:
     map_stride: int = 1
     planes: Sequence[str] | None = None
     join: Join = "heads"
+    activation: Activation = "relu"
     initial_std: float = 1.0
     state_dependent_std: bool = False
     squash_actions: bool = False
@@ -157,7 +159,7 @@ class ActorCritic(nn.Module):
         self.core: nn.Module
         if self.image is None:
             self.n_features = s.features or 64
-            self.core = mlp([width, *s.core_hidden, self.n_features], generator)
+            self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
             self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
             shown = spec.observation[self.image]
@@ -175,7 +177,7 @@ class ActorCritic(nn.Module):
         n_std = self.distribution.n_real if isinstance(self.distribution, Numbers) else 0
         n_outputs = self.distribution.n_outputs - (0 if s.state_dependent_std else n_std)
         last = nn.Linear(head[-1], n_outputs)
-        self.actor = nn.Sequential(*mlp(head, generator), initialise(last, POLICY_GAIN, generator))
+        self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialise(last, POLICY_GAIN, generator))
         log_std = math.log(s.initial_std)
         if n_std and s.state_dependent_std:
             with torch.no_grad():
@@ -196,7 +198,8 @@ class ActorCritic(nn.Module):
             head = [n_joint if self.central else width, *s.core_hidden, self.n_features, *s.head_hidden]
         self.normalizer = RunningNormalizer((width,)) if s.normalize_observations and width else None
         self.joint_normalizer = RunningNormalizer((n_joint,)) if s.normalize_observations and self.central else None
-        self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
+        hidden = mlp(head, generator, s.activation)
+        self.critic = nn.Sequential(*hidden, initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs [batch, n_outputs] and values [batch] of `samples["features"]`, if given, else of channels.

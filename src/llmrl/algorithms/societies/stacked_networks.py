@@ -30,7 +30,7 @@ LINE = 16
 
 _KNOWN = (
     *(ActorCritic, LogStd, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
-    *(nn.Sequential, nn.Identity, nn.ReLU, nn.Linear, nn.Conv2d),
+    *(nn.Sequential, nn.Identity, nn.ReLU, nn.Tanh, nn.Linear, nn.Conv2d),
 )
 """Modules that take samples with two leading axes [k, n, ...] once their layers are stacked."""
 
