@@ -32,7 +32,9 @@ PEDALS = answers_of(
     2,
 )
 DIALS = answers_of(
-    spec(ContinuousActions(("a", "b"), (0.0, 1.0), (3.0, 5.0), whole=True), (("one", "x"), ("two", "y"))), "name", 2
+    spec(ContinuousActions(("a", "b"), (0.0, 1.0), (3.0, 5.0), whole=(True, True)), (("one", "x"), ("two", "y"))),
+    "name",
+    2,
 )
 
 

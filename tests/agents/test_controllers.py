@@ -106,7 +106,7 @@ def test_what_outputs_become(settings, expected):
 
 
 def test_whole_numbers_are_rounded_and_inside_their_bounds():
-    whole = replace(ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=True))
+    whole = replace(ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=(True, True)))
     controller = LinearAgent(whole, clip_actions=False).controller
     flat = np.array([[1.4, 6.0, 0.0, 0.0, 0.0, 0.0]])
     assert controller.act(np.ones((1, 2)), flat).tolist() == [[1.0, 5.0]]

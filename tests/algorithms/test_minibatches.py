@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.algorithms.advantages import normalized
-from llmrl.algorithms.ppo import Minibatches, split_minibatches
+from llmrl.algorithms.minibatches import Minibatches, split_minibatches
 from llmrl.algorithms.societies.batched_trainer import StackedMinibatches
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds

@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call
 
 from experiments import compose
-from llmrl.algorithms.ppo import SequenceMinibatches
+from llmrl.algorithms.minibatches import SequenceMinibatches
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_llm

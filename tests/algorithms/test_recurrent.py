@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.algorithms.ppo import PPO, PPOSettings, SequenceMinibatches
+from llmrl.algorithms.minibatches import SequenceMinibatches
+from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings, RecurrentLayer
 from llmrl.networks.multi_agent_policy import SocietyPolicy

@@ -14,7 +14,7 @@ from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, split
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
-from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from ppo_settings import PLAIN
 from signal_game.parts import AlwaysZero
 from some import one_in
@@ -30,9 +30,15 @@ CHANNELS = {
 }
 
 
+NUMBERS = ContinuousActions(("push", "turn", "gear"), (-2.0, -1.0, 0.0), (2.0, 3.0, 4.0), (False, False, True))
+
+
 def make_spec(kind, n_envs=GAMES):
     names = tuple(f"do_{i}" for i in range(ACTIONS))
-    return EnvSpec("toy", n_envs, AGENTS, CHANNELS.get(kind, VECTOR), ACTIONS, names, horizon=STEPS)
+    numbers = NUMBERS if kind in ("numbers", "squashed") else None
+    return EnvSpec(
+        "toy", n_envs, AGENTS, CHANNELS.get(kind, VECTOR), ACTIONS, names, horizon=STEPS, continuous_actions=numbers
+    )
 
 
 def make_agent(kind, seed=0, share=True, freeze="none", teacher=None, own=PPOAgent, memory=None, **changes):
@@ -52,7 +58,9 @@ def make_agent(kind, seed=0, share=True, freeze="none", teacher=None, own=PPOAge
         head_hidden=[6] if kind == "mlp" else [],
         memory=memory,
         memory_layers=1,
-        critic="central" if kind == "central" else "own",
+        critic=kind if kind in ("central", "separate") else "own",
+        state_dependent_std=kind == "squashed",
+        squash_actions=kind == "squashed",
         freeze=freeze,
         init_from=None,
         init_parts="all",
@@ -140,7 +148,7 @@ def assert_same(agents, others, **tolerance):
                 torch.testing.assert_close(moments["exp_avg_sq"], its["state"][key]["exp_avg_sq"], **tolerance)
 
 
-KINDS = ("mlp", "grid", "pixels", "masked", "central")
+KINDS = ("mlp", "grid", "pixels", "masked", "central", "separate", "numbers", "squashed")
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
 
@@ -196,6 +204,8 @@ class OwnUpdate(PPOAgent):
 ALONE = {
     "memory": {"memory": 4},
     "stop by KL": {"target_kl": 1e-4},
+    "normalised values": {"normalize_values": True},
+    "ratios of joint actions": {"joint_ratio": True},
     "an update of its own": {"own": OwnUpdate},
     "teacher": {"teacher": True},
 }
@@ -224,7 +234,7 @@ def test_agents_that_stand_elsewhere_are_computed_apart():
     assert BatchedTrainer(wider)._learners is None
 
 
-@pytest.mark.parametrize("kind", ["mlp", "grid", "pixels", "masked", "central"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [True, False])
 def test_playing_together_is_playing_alone(kind, share):
     agents = [make_agent(kind, seed, share) for seed in range(3)]
@@ -240,11 +250,15 @@ def test_playing_together_is_playing_alone(kind, share):
             generator = Seeds(k % 2).torch("actions")
             for _ in range(turn + 1):
                 expected = agent.policy.act({n: x[mine] for n, x in seen.items()}, None, generator)
-            torch.testing.assert_close(act.logits[mine], expected.logits, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(act.value[mine], expected.value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(values[mine], expected.value, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(act.log_prob[mine], expected.log_prob, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(act.entropy[mine], expected.entropy, rtol=1e-4, atol=1e-5)
+            if kind in ("numbers", "squashed"):
+                torch.testing.assert_close(act.action[mine], expected.action, rtol=1e-4, atol=1e-5)
+                assert act.logits is None
+                continue
+            torch.testing.assert_close(act.logits[mine], expected.logits, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(
                 act.entropy[mine], torch.distributions.Categorical(logits=act.logits[mine]).entropy()
             )

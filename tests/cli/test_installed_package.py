@@ -1,4 +1,4 @@
-"""The package of docs/extending.md, made of the page and installed: it is found, and its commands run as they are."""
+"""The package that docs/extending.md shows, installed: it is found, and the commands of the page run as they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import Trust
 
-PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
 SECTION = PAGE[PAGE.index("## Your own package") : PAGE.index("## How an option becomes an object")]
-FILES = dict(re.findall(r"^`(my_lab/\S+)`\n\n```\w+\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
 COMMANDS = [shlex.split(line) for line in re.findall(r"^(?:pip|llmrl-train) .*", SECTION, re.MULTILINE)]
 
 
@@ -32,9 +33,8 @@ COMMANDS = [shlex.split(line) for line in re.findall(r"^(?:pip|llmrl-train) .*",
 def site(tmp_path_factory) -> Path:
     """A folder on the path into which pip has installed the package of the page."""
     root = tmp_path_factory.mktemp("lab")
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+    built = shutil.ignore_patterns("build", "*.egg-info")
+    shutil.copytree(ROOT / "examples" / "my_lab", root / "examples" / "my_lab", ignore=built)
     install = [sys.executable, "-m", *COMMANDS[0], "--no-index", "--quiet", "--target", str(root / "site")]
     done = subprocess.run(install, cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""`loggers=` on the command line: which sinks a run has, and one of a user's own, as docs/extending.md shows it."""
+"""`loggers=` on the command line: which sinks a run has, and one of a user's own, that of examples/my_lab."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import sys
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,15 +16,14 @@ from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.parts import check_values
 from llmrl.run.config_hash import config_hash
 
-DOCS = Path(llmrl.conf.__file__).parents[1] / "docs"
+SAMPLE = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "csv_file.py"
 PLAY = ("env=escape_room", "principal=none", "agent=random", "env.n_envs=2", "env.horizon=4", "play.episodes=2")
 
 
 @pytest.fixture
 def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The module with the sink of the page."""
-    section = (DOCS / "extending.md").read_text().split("csv_file.py`\n")[1]
-    (tmp_path / "page_sink.py").write_text(section.split("```python\n")[1].split("```")[0])
+    """The module with the sink that docs/extending.md names."""
+    (tmp_path / "page_sink.py").write_text(SAMPLE.read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "page_sink"
     sys.modules.pop("page_sink", None)

@@ -1,6 +1,7 @@
 import inspect
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -441,21 +442,15 @@ class TestOptions:
             check_domain(mine, spec)
 
     def test_the_example_of_the_manual_is_the_real_one(self):
-        text = (CONF.parent / "docs" / "extending.md").read_text()
-        [shown] = [
-            part.split("```")[0] for part in text.split("```python\n") if "class UnlockPickup" in part.split("```")[0]
-        ]
-        [prompt] = [part.split("```")[0] for part in text.split("```jinja\n")[1:]]
-        names = {"__name__": "manual"}
-        exec(shown, names)
-        mine, sentence = names["UnlockPickupDomain"](), "Agent sees <box>, holds <key>."
-        check_domain(mine, environment(UnlockPickup).spec)
-        assert (
-            mine.best_plan(sentence) == find_domain("unlock_pickup").best_plan(sentence) == (PlanStep("drop", "key"),)
-        )
-        source = Path(inspect.getsourcefile(type(find_domain("unlock_pickup"))))
-        assert shown in source.read_text()
-        assert prompt == (source.parents[1] / "prompts" / "unlock_pickup.j2").read_text()
+        root = Path(__file__).parents[2]
+        text = (root / "docs" / "extending.md").read_text()
+        domain = find_domain("unlock_pickup")
+        check_domain(domain, environment(UnlockPickup).spec)
+        assert domain.best_plan("Agent sees <box>, holds <key>.") == (PlanStep("drop", "key"),)
+        source = Path(inspect.getsourcefile(type(domain)))
+        shown, prompt = re.findall(r"`(src/llmrl/teachers/[\w/.]*unlock_pickup\.\w+)`", text)
+        assert source.samefile(root / shown) and f'--8<-- "{shown}"' in text
+        assert (source.parents[1] / "prompts" / f"{domain.prompt}.j2").samefile(root / prompt)
 
     @pytest.mark.parametrize("action", [3, -1, 1.5])
     def test_what_is_no_action_is_named(self, action):

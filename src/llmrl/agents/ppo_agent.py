@@ -14,7 +14,7 @@ from llmrl.algorithms.meta_gradient import MetaGradient
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import AgentLoop, Teacher
-from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import MetaSettings, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -22,6 +22,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, CoreType, Critic, Encoding, Join, NetworkSettings
 from llmrl.networks.film import FilmSettings
 from llmrl.networks.grid_cores import MAP_CHANNELS
+from llmrl.networks.mlp import Activation
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.run.artifacts import saved_state
 
@@ -49,7 +50,8 @@ class PPOAgent:
         head_hidden: hidden widths of actor and critic heads; empty: linear heads.
         memory: units of an LSTM between core and heads; None: no memory.
         memory_layers: number of LSTM layers.
-        critic: `own`: a head beside the actor's; `central`: a network that reads the observations of all agents.
+        critic: `own`: a head beside the actor's; `separate`: a network that reads what the actor reads; `central`: one
+            that reads the observations of all agents.
         freeze: weights that never change: `none`, the `core` (its features are then computed once per rollout), or
             `all`; `auto`: the core if a principal governs agents that see pixels (as published), else none.
         init_from: run folder whose newest checkpoint gives the initial weights; None: random weights.
@@ -63,6 +65,11 @@ class PPOAgent:
         map_stride: stride of the first convolution over a map.
         planes: names of the facts that a `planes` core reads; None: all that the map has.
         join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
+        activation: nonlinearity of MLP layers.
+        initial_std: initial standard deviation of real-valued actions, in units of half their range.
+        state_dependent_std: whether the actor puts these deviations out; otherwise they are parameters.
+        squash_actions: whether real-valued actions are the tanh of a Gaussian.
+        normalize_observations: whether numbers are normalised by their running mean and deviation.
 
     Raises:
         ConfigError: the loaded weights do not fit this agent, a teacher is given to an agent that does not learn, or
@@ -104,14 +111,24 @@ class PPOAgent:
         map_stride: PositiveInt = 1,
         planes: list[str] | None = None,
         join: Join = "heads",
+        activation: Activation = "relu",
+        initial_std: PositiveFloat = 1.0,
+        state_dependent_std: bool = False,
+        squash_actions: bool = False,
+        normalize_observations: bool = False,
         init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
     ) -> None:
         if freeze == "auto":
             freeze = "core" if has_principal and "pixels" in spec.observation else "none"
         generator = seeds.torch("weights")
-        if critic == "central" and freeze == "core":
+        if critic != "own" and freeze == "core":
             raise ConfigError(
-                "agent.critic=central has no core in common with the actor; use agent.freeze=none with it"
+                f"agent.critic={critic} has no core in common with the actor; use agent.freeze=none with it"
+            )
+        if normalize_observations and freeze == "core":
+            raise ConfigError(
+                "agent.normalize_observations changes what a core is given, and agent.freeze=core keeps its output; "
+                "use agent.freeze=none with it"
             )
         if map_channels is not None and not map_channels:
             raise ConfigError(
@@ -134,6 +151,11 @@ class PPOAgent:
             map_stride=map_stride,
             planes=planes,
             join=join,
+            activation=activation,
+            initial_std=initial_std,
+            state_dependent_std=state_dependent_std,
+            squash_actions=squash_actions,
+            normalize_observations=normalize_observations,
         )
         networks = [ActorCritic(spec, generator, shape) for _ in range(1 if share_parameters else spec.n_agents)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
@@ -212,8 +234,8 @@ class PPOAgent:
             )
         self.policy.load_state_dict({**mine, **saved})
         learner = agent.get("learner") or {}
-        if self._ppo is not None and parts == "all" and "scale" in learner:
-            self._ppo.begin_with(learner["scale"])  # the loaded critic predicts values in these units
+        if self._ppo is not None and parts == "all" and "scales" in learner:
+            self._ppo.begin_with(learner["scales"])  # the loaded critic predicts values in these units
 
 
 def _pieces(network: ActorCritic) -> list[str]:

@@ -35,9 +35,8 @@ class RandomPolicy:
         if self.numbers is not None:
             low, high = torch.tensor(self.numbers.low), torch.tensor(self.numbers.high)
             share = torch.rand(self.n_envs, self.n_agents, self.numbers.dim, generator=generator)
-            if self.numbers.whole:
-                return PolicyOutput(torch.floor(low + share * (high - low + 1)).clamp(max=high))
-            return PolicyOutput(low + share * (high - low))
+            whole = torch.floor(low + share * (high - low + 1)).clamp(max=high)
+            return PolicyOutput(torch.where(torch.tensor(self.numbers.whole), whole, low + share * (high - low)))
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device
         logits = categorical.mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)

@@ -241,7 +241,12 @@ def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
     numbers = spec.continuous_actions
     if numbers is None:
         kind, works = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
-    elif numbers.whole:
+    elif any(numbers.whole) and not all(numbers.whole):
+        raise ConfigError(
+            f"agent=sb3: an action of env={spec.name} mixes {numbers.kind}, which Stable-Baselines3 has no policy for; "
+            "use agent=ppo"
+        )
+    elif all(numbers.whole):
         kind, works = f"{numbers.dim} whole number{'s' * (numbers.dim != 1)}", "ppo, a2c or trpo"
     else:
         kind, works = f"{numbers.dim} number{'s' * (numbers.dim != 1)}", "sac, td3, ddpg, ppo, a2c, trpo or ars"
@@ -272,7 +277,7 @@ def _blank_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
     numbers = spec.continuous_actions
     if numbers is None:
         blank.action_space = spaces.Discrete(spec.n_actions)
-    elif numbers.whole:
+    elif all(numbers.whole):
         low, high = np.array(numbers.low, dtype=np.int64), np.array(numbers.high, dtype=np.int64)
         blank.action_space = spaces.MultiDiscrete(high - low + 1, start=low)
     else:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from llmrl.core.records import State
+from llmrl.networks.running_moments import RunningMoments
 
 
 def normalized(advantage: torch.Tensor, eps: float) -> torch.Tensor:
@@ -63,14 +62,12 @@ class RewardScale:
     """
 
     def __init__(self, gamma: float) -> None:
-        self.gamma = gamma
-        self._count, self._mean, self._squares = 0, 0.0, 0.0
+        self.gamma, self._moments = gamma, RunningMoments()
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the return so far; 1 as long as it is (almost) zero."""
-        deviation = math.sqrt(self._squares / self._count) if self._count else 0.0
-        return deviation if deviation > 1e-8 else 1.0
+        return float(self._moments.deviation)
 
     def see(self, reward: torch.Tensor, done: torch.Tensor) -> None:
         """Update the moments with a rollout: `reward` [T, n_envs, n_agents] and ends of episodes `done` [T, n_envs]."""
@@ -79,17 +76,42 @@ class RewardScale:
             running = step + self.gamma * running
             returns.append(running)
             running = torch.where(ended[:, None], 0.0, running)
-        seen = torch.stack(returns).double()
-        n, mean = seen.numel(), float(seen.mean())
-        squares = float((seen - mean).square().sum())
-        # Chan, Golub & LeVeque (1983): moments of two merged samples.
-        total, shift = self._count + n, mean - self._mean
-        self._squares += squares + shift**2 * self._count * n / total
-        self._mean += shift * n / total
-        self._count = total
+        self._moments.see(torch.stack(returns).flatten().cpu())
 
     def state_dict(self) -> State:
-        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+        return {name: x.clone() for name, x in self._moments.state_dict().items()}
 
     def load_state_dict(self, state: State) -> None:
-        self._count, self._mean, self._squares = state["count"], state["mean"], state["squares"]
+        self._moments.load_state_dict(state)
+
+
+class ValueScale:
+    """Running moments of value targets, in whose units a critic predicts (`PPOSettings.normalize_values`).
+
+    A critic's outputs are (V - mean) / deviation. Outputs are not corrected when the moments move, as in multi-agent
+    PPO (Yu et al. 2022, arXiv 2103.01955, section 3; van Hasselt et al. 2016 correct them).
+
+    Attributes:
+        moments: moments of the targets of all agents.
+    """
+
+    def __init__(self) -> None:
+        self.moments = RunningMoments()
+
+    def see(self, target: torch.Tensor) -> None:
+        """Take in the value targets of a rollout, [...]."""
+        self.moments.see(target.detach().flatten().cpu())
+
+    def predicted(self, target: torch.Tensor) -> torch.Tensor:
+        """Return what a critic is to put out for targets [...]."""
+        return (target - float(self.moments.mean)) / float(self.moments.deviation)
+
+    def values(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the values [...] that a critic's outputs [...] stand for."""
+        return output * float(self.moments.deviation) + float(self.moments.mean)
+
+    def state_dict(self) -> State:
+        return {name: x.clone() for name, x in self.moments.state_dict().items()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.moments.load_state_dict(state)

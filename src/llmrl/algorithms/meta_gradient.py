@@ -21,7 +21,6 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, MetaSettings, Outcome
 from llmrl.core.rollouts import Rollout
 from llmrl.core.welfare_measures import Objective
-from llmrl.networks import categorical
 from llmrl.networks.actor_critic import JOINT, MECHANISM
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
@@ -104,10 +103,10 @@ class MetaGradient:
             sums = [torch.zeros_like(x) for x in inputs]
             for rollout, credit in zip(rollouts, credits, strict=True):
                 data = self.ppo.samples(rollout, agents)
-                weight = credit[:, :, None].expand(rollout.action[:, :, agents].shape).flatten().to(self.tau.dtype)
+                weight = credit[:, :, None].expand(rollout.log_prob[:, :, agents].shape).flatten().to(self.tau.dtype)
                 for chunk in torch.split(torch.arange(len(weight), device=weight.device), CHUNK):
-                    logits, _ = final.forward({name: x[chunk] for name, x in data.items()})
-                    log_prob, _ = categorical.log_prob_entropy(logits, data["action"][chunk])
+                    described, _ = final.forward({name: x[chunk] for name, x in data.items()})
+                    log_prob, _ = self.ppo.policy.distribution.log_prob_entropy(described, data["action"][chunk])
                     surrogate = (weight[chunk] * log_prob).sum()
                     parts = torch.autograd.grad(
                         surrogate, inputs, allow_unused=True, retain_graph=self._seen is not None
@@ -153,8 +152,8 @@ class DifferentiableStep:
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         if self.shift is not None:
             batch = _shifted(batch, self.shift, self.columns, self.joint)
-        logits, value = functional_call(self.network, self.weights, (batch,))
-        return logits, value
+        outputs, value = functional_call(self.network, self.weights, (batch,))
+        return outputs, value
 
     def step(self, batch: Batch, loss: Loss) -> Record:
         group = self.ordinary.optimizer.param_groups[0]

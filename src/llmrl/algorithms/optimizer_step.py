@@ -24,7 +24,7 @@ class Updater(Protocol):
     """Protocol of gradient steps of one network."""
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [batch, n_actions] and values [batch] of samples (see `ActorCritic.forward`)."""
+        """Return outputs [batch, n_outputs] and values [batch] of samples (see `ActorCritic.forward`)."""
         ...
 
     def step(self, batch: Batch, loss: Loss) -> Record:
@@ -78,8 +78,8 @@ class OptimizerStep:
         self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, value = self.network(batch)
-        return logits, value
+        outputs, value = self.network(batch)
+        return outputs, value
 
     def step(self, batch: Batch, loss: Loss) -> Record:
         if not isinstance(self.network, GradientAccumulation):

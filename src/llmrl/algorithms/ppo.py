@@ -1,28 +1,29 @@
 """Proximal policy optimisation: the platform's only implementation, for every policy with features and heads.
 
 From top to bottom: settings; `PPO`, from a rollout to advantages, minibatches, losses and metrics; the two losses as
-functions; the division of samples into minibatches. The estimators are in `advantages.py`, the steps of Adam in
+functions. The estimators are in `advantages.py`, the division of samples in `minibatches.py`, the steps of Adam in
 `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and no clipping (`agent=pg`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalized
+from llmrl.algorithms.advantages import RewardScale, ValueScale, generalized_advantages, normalized
+from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, Updater
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import ActionDistribution
 
 OWN = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
 """Entries that every update records; further entries are the teacher's."""
@@ -37,13 +38,30 @@ class TrainedPolicy(Protocol):
     channels: tuple[str, ...]
     recurrent: bool
 
+    @property
+    def distribution(self) -> ActionDistribution:
+        """Distribution of actions that the networks' outputs describe."""
+        ...
+
     def groups(self) -> Sequence[tuple[nn.Module, slice]]:
         """Return each network with its agents, as a slice of the agent axis. Called with a batch, a network returns
-        logits [batch, n_actions] and values [batch]; see `GradientAccumulation` for large networks."""
+        outputs [batch, n_outputs] and values [batch]; see `GradientAccumulation` for large networks."""
         ...
 
     def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
+        ...
+
+
+@runtime_checkable
+class SeesObservations(Protocol):
+    """Network that is told what was observed, to normalise it from the next rollout on, if it `normalizes`."""
+
+    @property
+    def normalizes(self) -> bool: ...
+
+    def see(self, samples: Batch) -> None:
+        """Take in the samples [n, ...] of an update."""
         ...
 
 
@@ -73,6 +91,9 @@ class PPOSettings:
     drop_last: bool = False
     clip_apart: bool = False
     scale_rewards: bool = False
+    normalize_values: bool = False
+    huber: PositiveFloat | None = None
+    joint_ratio: bool = False
 
 
 class PPO:
@@ -84,14 +105,22 @@ class PPO:
 
     Attributes:
         updaters: optimizer steps, one for each of the policy's groups.
+
+    Raises:
+        ConfigError: the ratio of joint actions is asked of networks that each play one agent.
     """
 
     def __init__(self, policy: TrainedPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
         self.policy, self.settings, self.teacher = policy, settings, teacher
+        if settings.joint_ratio and len(policy.groups()) > 1:
+            raise ConfigError(
+                "agent.ppo.joint_ratio is the ratio of the joint action of agents with one network; use "
+                "agent.share_parameters=true"
+            )
         self.updaters = self._new_updaters()
         self.updates = 0
-        self.scale = RewardScale(settings.gamma)
-        self._first_scale = self.scale.state_dict()
+        self.reward_scale, self.value_scale = RewardScale(settings.gamma), ValueScale()
+        self._first_scales = self._scales()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train for `epochs` on one rollout; return means of losses and diagnostics over minibatches and networks.
@@ -102,12 +131,16 @@ class PPO:
         """
         advice = self.begin(rollout)
         advantage, target = self.estimate(rollout)
-        return self.fit(rollout, advantage, target, generator, self.updaters, advice)
+        metrics = self.fit(rollout, advantage, target, generator, self.updaters, advice)
+        for network, agents in self.policy.groups():
+            if isinstance(network, SeesObservations) and network.normalizes:
+                network.see(self.samples(rollout, agents))
+        return metrics
 
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
         if self.settings.scale_rewards:
-            self.scale.see(rollout.reward.detach(), rollout.terminated | rollout.truncated)
+            self.reward_scale.see(rollout.reward.detach(), rollout.terminated | rollout.truncated)
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
         self._set_learning_rate()
         self.updates += 1
@@ -120,18 +153,22 @@ class PPO:
         to go, up to the end of the episode or of the rollout.
         """
         s = self.settings
-        reward = rollout.reward / self.scale.deviation if s.scale_rewards else rollout.reward
+        reward = rollout.reward / self.reward_scale.deviation if s.scale_rewards else rollout.reward
         ended = rollout.terminated | rollout.truncated
         done = ended[..., None].expand_as(rollout.reward)
         if s.baseline == "none":
             nothing = torch.zeros_like(reward)
             to_go = generalized_advantages(reward, nothing, nothing, done, s.gamma, 1.0)
             return to_go, to_go
-        next_value = rollout.next_value
-        if not s.bootstrap_truncation:
-            next_value = torch.where(ended[..., None], 0.0, next_value)
-        advantage = generalized_advantages(reward, rollout.value, next_value, done, s.gamma, s.gae_lambda)
-        return advantage, advantage + rollout.value
+        value, next_value = self._values(rollout.value), self._values(rollout.next_value)
+        nothing_left = ended if not s.bootstrap_truncation else rollout.terminated
+        next_value = torch.where(nothing_left[..., None], 0.0, next_value)
+        advantage = generalized_advantages(reward, value, next_value, done, s.gamma, s.gae_lambda)
+        return advantage, advantage + value
+
+    def _values(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the values [...] that a critic's outputs [...] stand for."""
+        return self.value_scale.values(output) if self.settings.normalize_values else output
 
     def fit(
         self,
@@ -146,6 +183,10 @@ class PPO:
 
         `advantage` and `target` are [T, n_envs, n_agents]; `advice` is the teacher's, [T, n_envs, n_agents, ...].
         """
+        unexplained = unexplained_variance(target.detach().flatten(), self._values(rollout.value).flatten())
+        if self.settings.normalize_values:
+            self.value_scale.see(target)
+            target = self.value_scale.predicted(target)
         records: list[Record] = []
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
@@ -158,7 +199,6 @@ class PPO:
             records += self.epochs(updater, (minibatches.epoch(generator) for _ in range(self.settings.epochs)))
         # One transfer for all minibatches.
         means = torch.stack([torch.stack([record[name] for name in OWN]) for record in records]).mean(0).tolist()
-        unexplained = unexplained_variance(target.detach().flatten(), rollout.value.flatten())
         metrics = self.report(means, len(records), float(unexplained))
         for name in [name for name in records[0] if name not in OWN]:
             metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
@@ -189,12 +229,13 @@ class PPO:
 
     def _minibatches(self, rollout: Rollout, agents: slice, data: Batch) -> Minibatches | SequenceMinibatches:
         size = self.settings.minibatch_size
+        team = rollout.reward[0, 0, agents].numel() if self.settings.joint_ratio else 1
         if not self.policy.recurrent:
-            return Minibatches(data, size, self.settings.drop_last)
+            return Minibatches(data, size, self.settings.drop_last, team)
         assert rollout.state is not None
         state = rollout.state[:, agents]
         first = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
-        return SequenceMinibatches(data, size, first, state.flatten(0, 1))
+        return SequenceMinibatches(data, size, first, state.flatten(0, 1), team)
 
     def epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
         """Take a gradient step on every minibatch and return its record; stop after an epoch that exceeds `target_kl`.
@@ -219,14 +260,16 @@ class PPO:
         `batch["weight"]` is the advantage, normalised if the settings say so.
         """
         s = self.settings
-        logits, value = updater.forward(batch)
-        log_prob, entropy = categorical.log_prob_entropy(logits, batch["action"])
-        log_ratio = log_prob - batch["log_prob"]
+        outputs, value = updater.forward(batch)
+        log_prob, entropy = self.policy.distribution.log_prob_entropy(outputs, batch["action"])
+        log_ratio, weight = log_prob - batch["log_prob"], batch["weight"]
+        if "team_step" in batch:
+            log_ratio, weight = joint_actions(log_ratio, weight, batch["team_step"])
         ratio = log_ratio.exp()
-        policy_loss = -surrogate(ratio, batch["weight"], s.clip).mean(-1)
+        policy_loss = -surrogate(ratio, weight, s.clip).mean(-1)
         mean_entropy = entropy.mean(-1)
         if s.baseline == "value":
-            value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip).mean(-1)
+            value_loss = 0.5 * value_error(value, batch["value"], batch["target"], s.value_clip, s.huber).mean(-1)
             loss = policy_loss + s.value_coefficient * value_loss - s.entropy_coefficient * mean_entropy
         else:
             value_loss = torch.zeros_like(policy_loss)
@@ -238,7 +281,7 @@ class PPO:
         record = {"policy": policy_loss, "value": value_loss, "entropy": mean_entropy, "kl": kl}
         record["clip_fraction"] = clipped
         if self.teacher is not None:
-            teacher_loss, teacher_metrics = self.teacher.loss(batch, logits)
+            teacher_loss, teacher_metrics = self.teacher.loss(batch, outputs)
             loss = loss + teacher_loss
             record |= teacher_metrics
         return loss, {name: x.detach() for name, x in record.items()}
@@ -276,29 +319,36 @@ class PPO:
             for group in updater.optimizer.param_groups:
                 group["lr"] = s.learning_rate + share * (s.final_learning_rate - s.learning_rate)
 
-    def begin_with(self, scale: State) -> None:
-        """Use the reward scale `scale` (a state of `RewardScale`) of loaded weights; `reset` returns to it."""
-        self._first_scale = scale
-        self.scale.load_state_dict(scale)
+    def begin_with(self, scales: State) -> None:
+        """Use the scales of rewards and values of loaded weights (of `state_dict`); `reset` returns to them."""
+        self._first_scales = scales
+        self._load_scales(scales)
+
+    def _scales(self) -> State:
+        return {"reward": self.reward_scale.state_dict(), "value": self.value_scale.state_dict()}
+
+    def _load_scales(self, scales: State) -> None:
+        self.reward_scale.load_state_dict(scales["reward"])
+        self.value_scale.load_state_dict(scales["value"])
 
     def reset(self, keep_moments: bool = False) -> None:
-        """Restart learning-rate decay, reward scale, the teacher's schedule and, unless kept, Adam's moments."""
+        """Restart learning-rate decay, the scales of rewards and values, the teacher's schedule and, unless kept,
+        Adam's moments."""
         if not keep_moments:
             self.updaters = self._new_updaters()
         self.updates = 0
-        self.scale.load_state_dict(self._first_scale)
+        self._load_scales(self._first_scales)
         if self.teacher is not None:
             self.teacher.reset()
 
     def state_dict(self) -> State:
         teacher = None if self.teacher is None else self.teacher.state_dict()
         optimizers = [updater.state_dict() for updater in self.updaters]
-        scale = self.scale.state_dict()
-        return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher, "scale": scale}
+        return {"optimizers": optimizers, "updates": self.updates, "teacher": teacher, "scales": self._scales()}
 
     def load_state_dict(self, state: State) -> None:
         self.updates = state["updates"]
-        self.scale.load_state_dict(state["scale"])
+        self._load_scales(state["scales"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
         for updater, saved in zip(self.updaters, state["optimizers"], strict=True):
@@ -325,110 +375,43 @@ def surrogate(ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None) 
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
-def value_error(value: torch.Tensor, old: torch.Tensor, target: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Return the squared error [...] of `value`; with `clip`, at least that of `value` clipped to `old` +- `clip`."""
-    error = (value - target).square()
+def joint_actions(
+    log_ratio: torch.Tensor, advantage: torch.Tensor, joint: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logarithm of the ratio of joint actions, and their advantage, each [m].
+
+    The ratio of a joint action is the product of its agents', its advantage the mean of theirs.
+
+    Args:
+        log_ratio, advantage: of each agent's action, [n].
+        joint: number of the joint action that each is part of, in 0 .. m - 1, [n] int64; all have equally many agents.
+    """
+    zeros = log_ratio.new_zeros(int(joint.max()) + 1)
+    agents = len(joint) / len(zeros)
+    return zeros.index_add(0, joint, log_ratio), zeros.index_add(0, joint, advantage) / agents
+
+
+def value_error(
+    value: torch.Tensor, old: torch.Tensor, target: torch.Tensor, clip: float | None, huber: float | None = None
+) -> torch.Tensor:
+    """Return the squared error [...] of `value`; with `clip`, at least that of `value` clipped to `old` +- `clip`.
+
+    With `huber` d > 0, it is 2 d |e| - d^2 for errors |e| > d: twice the Huber loss, in which value losses are halved.
+    """
+    error = _squared(value - target, huber)
     if clip is None:
         return error
     clipped = old + (value - old).clamp(-clip, clip)
-    return torch.maximum(error, (clipped - target).square())
+    return torch.maximum(error, _squared(clipped - target, huber))
+
+
+def _squared(error: torch.Tensor, huber: float | None) -> torch.Tensor:
+    if huber is None:
+        return error.square()
+    return torch.where(error.abs() <= huber, error.square(), 2 * huber * error.abs() - huber**2)
 
 
 def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Return the variance of `target` - `value` over the variance of `target`, both [..., n], as [...]."""
     variance = target.var(-1, correction=0).clamp_min(1e-8)
     return (target - value).var(-1, correction=0) / variance
-
-
-def split_minibatches(order: torch.Tensor, size: int | None, drop_last: bool) -> tuple[torch.Tensor, ...]:
-    """Split permutations of n samples, [..., n], into minibatches [..., size], of which the last may be smaller.
-
-    Args:
-        order: permutations of the samples.
-        size: samples of a minibatch; None: all.
-        drop_last: drop the last minibatch if it is smaller, as torch's `BatchSampler` does.
-
-    Raises:
-        ConfigError: no minibatch would be left.
-    """
-    n = order.shape[-1]
-    size = size or n
-    if drop_last and size > n:
-        raise ConfigError(
-            f"agent.ppo.drop_last leaves nothing to learn from: an update has {n} samples for a network, fewer than "
-            f"agent.ppo.minibatch_size={size}; play more games or steps, or take smaller minibatches"
-        )
-    return torch.split(order[..., : n - n % size] if drop_last else order, size, dim=-1)
-
-
-class Minibatches:
-    """Minibatches of independent samples.
-
-    Args:
-        data: samples by name, each [n, ...].
-        size: samples of a minibatch; None: all.
-        drop_last: drop the last minibatch of an epoch if it is smaller.
-    """
-
-    def __init__(self, data: Batch, size: int | None, drop_last: bool = False) -> None:
-        self.data, self.size, self.drop_last = data, size, drop_last
-        self.n = data["action"].shape[0]
-
-    def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield minibatches of all samples (except those dropped) in random order.
-
-        Raises:
-            ConfigError: as `split_minibatches`.
-        """
-        order = torch.randperm(self.n, generator=generator, device=generator.device).to(self.data["action"].device)
-        for indices in split_minibatches(order, self.size, self.drop_last):
-            yield {name: x[indices] for name, x in self.data.items()}
-
-
-class SequenceMinibatches:
-    """Minibatches of stretches of episodes, for recurrent networks.
-
-    A stretch begins with an episode, or with the rollout and then with the memory at its start. A minibatch is the
-    concatenation of whole stretches without padding, and holds at least `size` samples; the last one, which may be
-    smaller, is never dropped.
-
-    Args:
-        data: samples by name, each [n, ...], with n = T * n_rows and time slowest.
-        size: samples of a minibatch; None: all.
-        first: starts of episodes, [T, n_rows] bool; a row is one agent of one game.
-        state: memory before the first step, [n_rows, state_size].
-    """
-
-    def __init__(self, data: Batch, size: int | None, first: torch.Tensor, state: torch.Tensor) -> None:
-        self.data, self.size = data, size
-        steps, rows = first.shape
-        starts = first.cpu().clone()
-        starts[0] = True
-        found = starts.T.nonzero()  # by row, then by time
-        row, start = found[:, 0], found[:, 1]
-        last = torch.ones(len(row), dtype=torch.bool)
-        last[:-1] = row[1:] != row[:-1]
-        end = torch.where(last, steps, torch.roll(start, -1))
-        self.lengths = end - start
-        self.indices = [
-            torch.arange(a, b) * rows + r for r, a, b in zip(row.tolist(), start.tolist(), end.tolist(), strict=True)
-        ]
-        began = first[0].to(state.device)[:, None]
-        carried = torch.where(began, 0, state)[row.to(state.device)]
-        self.state = torch.where((start == 0).to(state.device)[:, None], carried, 0)
-
-    def epoch(self, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield minibatches of all samples, stretches in random order, with `lengths` and `state` of each stretch."""
-        order = torch.randperm(len(self.indices), generator=generator, device=generator.device).cpu()
-        until = self.lengths[order].cumsum(0)
-        size = self.size or int(until[-1])
-        device = self.data["action"].device
-        begin = 0
-        while begin < len(order):
-            so_far = 0 if begin == 0 else int(until[begin - 1])
-            end = int(torch.searchsorted(until, so_far + size)) + 1
-            chosen = order[begin:end]
-            begin = end
-            indices = torch.cat([self.indices[i] for i in chosen.tolist()]).to(device)
-            batch = {name: x[indices] for name, x in self.data.items()}
-            yield batch | {"lengths": self.lengths[chosen], "state": self.state[chosen.to(self.state.device)]}

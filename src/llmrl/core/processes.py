@@ -38,6 +38,9 @@ _LEAVE_S = 5.0
 class ProcessGroup:
     """The group of a single process. `join` returns the group that this process was started in.
 
+    All processes must make the same exchanges in the same order. They must log the same metrics, except those under
+    `time/` and `spent/`: sum what one of them counts alone.
+
     Attributes:
         rank: index of this process, 0 .. world_size - 1. Process 0 owns the run folder and talks to the user.
         world_size: number of processes.

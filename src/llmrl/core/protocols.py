@@ -167,6 +167,9 @@ class Controller(Protocol):
     it plays in worker processes without torch.
 
     `channel` is the observation channel that it reads, `vector` or `state`. `space` describes its parameters.
+
+    Optional: `layout`, what the numbers are, in words for a language model; `clip_actions`, whether actions are clipped
+    to their bounds (True); `prepared(parameters)`, which returns a faster `act(observation)` for fixed parameters.
     """
 
     channel: str
@@ -239,6 +242,9 @@ class Teacher(Protocol):
 
     `channels` names the observation channels that the teacher reads. Rollouts contain them even if the student does
     not read them.
+
+    Optional, for `dry_run=true`: `describe()`, which returns texts by name, and `taught(updates)`, which returns in how
+    many of the first updates it advises.
     """
 
     channels: tuple[str, ...]

@@ -217,16 +217,24 @@ class ParameterSpace:
 
 @dataclass(frozen=True)
 class ContinuousActions:
-    """An action of several numbers: name and inclusive bounds of each. `whole`: whether the numbers are integers."""
+    """An action of several numbers: each with name and inclusive bounds. `whole`: which are integers; (): none."""
 
     names: tuple[str, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    whole: bool = False
+    whole: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "whole", self.whole or (False,) * self.dim)
 
     @property
     def dim(self) -> int:
         return len(self.names)
+
+    @property
+    def kind(self) -> str:
+        """What the numbers are: `whole numbers`, `real numbers`, or `real and whole numbers`."""
+        return "whole numbers" if all(self.whole) else "real and whole numbers" if any(self.whole) else "real numbers"
 
 
 @dataclass(frozen=True)
@@ -397,12 +405,11 @@ class EnvSpec:
             ConfigError: an action of this environment is several numbers.
         """
         if self.continuous_actions is not None:
-            kind = "whole numbers" if self.continuous_actions.whole else "real numbers"
             raise ConfigError(
                 f"{who} chooses one of several actions, and an action of env={self.name} is "
-                f"{self.continuous_actions.dim} {kind} "
-                f"({', '.join(self.continuous_actions.names)}); use agent=linear or agent=mlp_policy with a principal, "
-                "agent=sb3, agent=llm_player or agent=random"
+                f"{self.continuous_actions.dim} {self.continuous_actions.kind} "
+                f"({', '.join(self.continuous_actions.names)}); use agent=ppo, agent=linear or agent=mlp_policy with a "
+                "principal, agent=sb3, agent=llm_player or agent=random"
             )
         return self.n_actions
 

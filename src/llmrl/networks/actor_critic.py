@@ -1,11 +1,14 @@
 """Actor-critics: a core that turns channels into features, and linear (or deeper) heads on top.
 
+What the actor puts out describes a distribution of actions (`action_distributions`): logits, or Gaussians.
+
 The published society studies freeze the core. All inputs of the heads are therefore in `features`, and a rollout of a
 frozen core stores features instead of observations.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,10 +20,12 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
+from llmrl.networks.action_distributions import Numbers, distribution
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
 from llmrl.networks.grid_cores import MAP_CHANNELS, GridCore, PlanesCore
-from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, initialise, mlp
+from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, Activation, initialise, mlp
+from llmrl.networks.running_moments import RunningNormalizer
 
 MECHANISM = "mechanism"
 """Channel with the mechanism's values, in environments that show them."""
@@ -36,7 +41,7 @@ UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
 PIECE = 2**15
 """Most map cells in one forward pass of a core on the CPU without gradients."""
 
-Critic = Literal["own", "central"]
+Critic = Literal["own", "separate", "central"]
 CoreType = Literal["auto", "mlp", "planes", "film"]
 Join = Literal["heads", "core"]
 Encoding = Literal["onehot", "codes"]
@@ -54,8 +59,9 @@ class NetworkSettings:
         observation_channels: names of the channels read; None: all numeric ones.
         memory: units of each LSTM layer; None: no memory.
         memory_layers: number of LSTM layers.
-        critic: `own`: a head on the actor's features; `central`: a separate network, with the hidden widths of the
-            core, that reads the observations of all agents of a game (Yu et al. 2022, arXiv 2103.01955).
+        critic: `own`: a head on the actor's features; `separate`: a network of its own, with the hidden widths of the
+            core, that reads what the actor reads; `central`: one that reads the observations of all agents of a game
+            (Yu et al. 2022, arXiv 2103.01955).
         core: `auto`; `mlp`: a map or image is flattened like any other channel; `planes`: one linear layer on binary
             facts about a map's cells; `film`: convolutions over a map, modulated by the words of `mission`.
         encoding: input of the convolutions over a map: `onehot` codes, or the `codes` as numbers.
@@ -64,6 +70,11 @@ class NetworkSettings:
         map_stride: stride of the first convolution over a map.
         planes: names of the facts that a `planes` core reads; None: all that the map has.
         join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
+        activation: nonlinearity of MLP layers, in core and heads; convolutions have ReLUs.
+        initial_std: initial standard deviation of real-valued actions, in units of half their range, > 0.
+        state_dependent_std: whether the actor puts these deviations out; otherwise they are parameters.
+        squash_actions: whether real-valued actions are the tanh of a Gaussian.
+        normalize_observations: whether numbers are normalised by their running moments (`RunningNormalizer`).
     """
 
     features: int | None = None
@@ -80,10 +91,17 @@ class NetworkSettings:
     map_stride: int = 1
     planes: Sequence[str] | None = None
     join: Join = "heads"
+    activation: Activation = "relu"
+    initial_std: float = 1.0
+    state_dependent_std: bool = False
+    squash_actions: bool = False
+    normalize_observations: bool = False
 
 
 class ActorCritic(nn.Module):
-    """One network: channels [batch, ...] -> features [batch, F] -> logits [batch, n_actions] and value [batch].
+    """One network: channels [batch, ...] -> features [batch, F] -> outputs [batch, n_outputs] and value [batch].
+
+    The outputs are the parameters of `distribution`: logits of actions, or means and standard deviations of numbers.
 
     A core reads an image or map (a channel of three axes) if there is one. All other channels then join at the heads,
     as in the published society agents, or before the core's last layer. Otherwise an MLP core reads all channels,
@@ -95,6 +113,8 @@ class ActorCritic(nn.Module):
         settings: architecture of the network.
 
     Attributes:
+        distribution: distribution of actions that the outputs describe.
+        normalizer, joint_normalizer: normalisation of the numbers of an agent, and of a central critic; None: none.
         image, words: names of the map or image and of the instruction that the core reads; None: it reads none.
         joined: names of all other channels read, without `player`.
         mechanism_columns: columns of the features that hold the mechanism's values unchanged; None: there are none.
@@ -102,13 +122,13 @@ class ActorCritic(nn.Module):
 
     Raises:
         ConfigError: the settings do not fit the environment or each other, e.g. two channels with three axes, a
-            central critic with an image or map, or a `film` core without a map of codes or a mission.
+            critic of its own with an image or map, or a `film` core without a map of codes or a mission.
     """
 
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
         super().__init__()
         s = settings
-        n_actions = spec.need_discrete("a network that learns by PPO")
+        self.distribution = distribution(spec, s.squash_actions)
         if s.core == "film":
             _check_instructed(spec, s.observation_channels)
         chosen = readable(spec, s.observation_channels)
@@ -123,7 +143,7 @@ class ActorCritic(nn.Module):
         self.words = MISSION if s.core == "film" else None
         # With a single agent the index carries no information.
         self.vectors = (*self.joined, PLAYER) if spec.n_players > 1 else self.joined
-        self.join, self.central = s.join, s.critic == "central"
+        self.join, self.central, self.separate = s.join, s.critic == "central", s.critic == "separate"
         if s.join == "core" and self.image is not None and s.core == "film":
             raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
         if s.core == "planes" and self.image is None:
@@ -139,7 +159,7 @@ class ActorCritic(nn.Module):
         self.core: nn.Module
         if self.image is None:
             self.n_features = s.features or 64
-            self.core = mlp([width, *s.core_hidden, self.n_features], generator)
+            self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
             self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
             shown = spec.observation[self.image]
@@ -154,24 +174,35 @@ class ActorCritic(nn.Module):
             None if s.memory is None else RecurrentLayer(self.n_features, s.memory, s.memory_layers, generator)
         )
         head = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
-        self.actor = nn.Sequential(
-            *mlp(head, generator), initialise(nn.Linear(head[-1], n_actions), POLICY_GAIN, generator)
-        )
+        n_std = self.distribution.n_real if isinstance(self.distribution, Numbers) else 0
+        n_outputs = self.distribution.n_outputs - (0 if s.state_dependent_std else n_std)
+        last = nn.Linear(head[-1], n_outputs)
+        self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialise(last, POLICY_GAIN, generator))
+        log_std = math.log(s.initial_std)
+        if n_std and s.state_dependent_std:
+            with torch.no_grad():
+                last.bias[-n_std:] = log_std
+        self.std: LogStd | None = LogStd(n_std, log_std) if n_std and not s.state_dependent_std else None
         self.joint_columns: list[int] = []
+        if s.critic != "own" and self.image is not None:
+            raise ConfigError(
+                f"agent.critic={s.critic} reads numbers, and {self.image!r} of env={spec.name} is a picture or a map; "
+                "use agent.critic=own"
+            )
+        n_joint = spec.n_agents * seen + spec.n_players
         if self.central:
-            if self.image is not None:
-                raise ConfigError(
-                    f"agent.critic=central reads numbers, and {self.image!r} of env={spec.name} is a picture or a map; "
-                    "use agent.critic=own"
-                )
             self.joint_columns = [
                 agent * seen + i for agent in range(spec.n_agents) for i in range(own.start, own.stop)
             ]
-            head = [spec.n_agents * seen + spec.n_players, *s.core_hidden, self.n_features, *s.head_hidden]
-        self.critic = nn.Sequential(*mlp(head, generator), initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
+        if s.critic != "own":
+            head = [n_joint if self.central else width, *s.core_hidden, self.n_features, *s.head_hidden]
+        self.normalizer = RunningNormalizer((width,)) if s.normalize_observations and width else None
+        self.joint_normalizer = RunningNormalizer((n_joint,)) if s.normalize_observations and self.central else None
+        hidden = mlp(head, generator, s.activation)
+        self.critic = nn.Sequential(*hidden, initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [batch, n_actions] and values [batch] from `samples["features"]`, if given, else from channels.
+        """Return outputs [batch, n_outputs] and values [batch] of `samples["features"]`, if given, else of channels.
 
         With a memory, samples are concatenated sequences with `lengths` [n_sequences] and initial `state`
         [n_sequences, state_size].
@@ -179,11 +210,11 @@ class ActorCritic(nn.Module):
         features = samples["features"] if "features" in samples else self.encode(samples)
         if self.memory is not None:
             features = self.memory.unroll(features, samples["lengths"], samples["state"])
-        return self.logits(features, samples.get("action_mask")), self.value(features, samples)
+        return self.outputs(features, samples.get("action_mask")), self.value(features, samples)
 
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
-        flat = self._flat([channels[name] for name in self.vectors])
+        flat = self._numbers(channels)
         if self.image is None:
             return self.core(flat)  # type: ignore[no-any-return]
         if self.join == "core":
@@ -209,17 +240,41 @@ class ActorCritic(nn.Module):
         split = [[None] * -(-n // piece) if x is None else torch.split(x, piece, batch) for x in inputs]
         return torch.cat([self.core(*own) for own in zip(*split, strict=True)], batch)
 
-    def logits(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Return masked logits [..., n_actions] for inputs of the heads, [..., F]."""
-        return categorical.mask_logits(self.actor(features), mask)
+    def outputs(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the parameters of `distribution`, [..., n_outputs], for inputs of the heads, [..., F].
+
+        Those of illegal actions are at the dtype's minimum."""
+        outputs = self.actor(features)
+        return categorical.mask_logits(outputs if self.std is None else self.std(outputs), mask)
 
     def value(self, features: torch.Tensor, channels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return values [batch] for inputs of the heads, [batch, F]; a central critic reads `channels` instead."""
+        """Return values [batch] for inputs of the heads, [batch, F]; a critic of its own reads `channels` instead."""
         if self.central:
             joint = self._flat([channels[JOINT], channels[PLAYER]])
             assert joint is not None
-            features = joint
+            features = joint if self.joint_normalizer is None else self.joint_normalizer(joint)
+        elif self.separate:
+            numbers = self._numbers(channels)
+            assert numbers is not None
+            features = numbers
         return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether observations are normalised by running moments (`see`)."""
+        return self.normalizer is not None or self.joint_normalizer is not None
+
+    def see(self, samples: dict[str, torch.Tensor]) -> None:
+        """Take in the samples [n, ...] of an update, by which later ones are normalised."""
+        if self.normalizer is not None:
+            self.normalizer.see(self._flat([samples[name] for name in self.vectors]))  # type: ignore[arg-type]
+        if self.joint_normalizer is not None:
+            self.joint_normalizer.see(self._flat([samples[JOINT], samples[PLAYER]]))  # type: ignore[arg-type]
+
+    def _numbers(self, channels: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return all numbers beside an image or map, [batch, n], normalised if asked; None if there are none."""
+        flat = self._flat([channels[name] for name in self.vectors])
+        return flat if self.normalizer is None or flat is None else self.normalizer(flat)
 
     def _flat(self, channels: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Concatenate channels [batch, ...] to [batch, n]; None if there are none. Stacked networks
@@ -227,6 +282,22 @@ class ActorCritic(nn.Module):
         weight = self.critic[-1].weight
         batch = weight.dim() - 1  # type: ignore[operator]
         return torch.cat([x.flatten(batch).to(weight.dtype) for x in channels], dim=-1) if channels else None  # type: ignore[arg-type]
+
+
+class LogStd(nn.Module):
+    """Logarithms of standard deviations as parameters, which are appended to outputs [..., n], as [..., n + n_std].
+
+    Args:
+        n_std: number of deviations.
+        initial: initial value of each logarithm.
+    """
+
+    def __init__(self, n_std: int, initial: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((n_std,), initial))
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([outputs, self.weight.expand(*outputs.shape[:-1], -1)], dim=-1)
 
 
 class RecurrentLayer(nn.Module):

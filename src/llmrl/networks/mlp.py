@@ -6,15 +6,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
 HIDDEN_GAIN = math.sqrt(2.0)
-"""Orthogonal gain before a ReLU."""
+"""Orthogonal gain before a ReLU, and before a tanh."""
 POLICY_GAIN = 0.01
 """Orthogonal gain of the policy's last layer, small so that the initial policy is close to uniform."""
 VALUE_GAIN = 1.0
+
+Activation = Literal["relu", "tanh"]
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 def initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
@@ -25,11 +29,11 @@ def initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Gener
     return layer
 
 
-def mlp(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Return Linear + ReLU for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
+def mlp(sizes: Sequence[int], generator: torch.Generator, activation: Activation = "relu") -> nn.Sequential:
+    """Return Linear + activation for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
-        layers += [initialise(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), nn.ReLU()]
+        layers += [initialise(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
 
 

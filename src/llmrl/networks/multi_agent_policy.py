@@ -9,7 +9,7 @@ from torch import nn
 
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks import categorical
+from llmrl.networks.action_distributions import ActionDistribution, sample
 from llmrl.networks.actor_critic import JOINT, PLAYER, ActorCritic
 
 
@@ -21,6 +21,7 @@ class SocietyPolicy(nn.Module):
         channels: names of the observation channels read.
         core_frozen: whether cores get no gradient and `act` returns their features for reuse.
         recurrent: whether the networks have a memory.
+        distribution: distribution of actions that the networks' outputs describe.
     """
 
     identity: torch.Tensor
@@ -31,6 +32,7 @@ class SocietyPolicy(nn.Module):
         self.n_agents = spec.n_agents
         self.core_frozen = core_frozen
         first = members[0]
+        self.distribution: ActionDistribution = first.distribution
         self.recurrent, self._central, self._joined = first.memory is not None, first.central, first.joined
         read = {first.image, first.words, *first.joined, "action_mask"}
         self.channels = tuple(name for name in spec.observation if name in read)
@@ -74,29 +76,29 @@ class SocietyPolicy(nn.Module):
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents], or take the most probable ones if `greedy`.
 
-        Return them with log-probabilities, values, logits, entropies, memory and, of a frozen core, features. These
-        are inference tensors: clone what autograd is to use.
+        Return them with log-probabilities, values, logits (of choices), entropies, memory and, of a frozen core,
+        features. These are inference tensors: clone what autograd is to use.
         """
         channels = self.extended(observation)
         played = [self._play(*pair, channels, state) for pair in self.groups()]
-        logits, value, features, after = (_joined(parts) for parts in zip(*played, strict=True))
-        assert logits is not None
-        action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
-        log_prob, entropy = categorical.log_prob_entropy(logits, action)
+        outputs, value, features, after = (_joined(parts) for parts in zip(*played, strict=True))
+        assert outputs is not None
+        action = self.distribution.mode(outputs) if greedy else sample(self.distribution, outputs, generator)
+        log_prob, entropy = self.distribution.log_prob_entropy(outputs, action)
         return PolicyOutput(
             action=action,
             log_prob=log_prob,
             value=value,
             features=features if self.core_frozen else None,
             state=after,
-            logits=logits,
+            logits=outputs if self.distribution.logits else None,
             entropy=entropy,
         )
 
     def _play(
         self, network: ActorCritic, agents: slice, channels: dict[str, torch.Tensor], state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return logits [n_envs, k, n_actions], values [n_envs, k], features [n_envs, k, F] and next memory
+        """Return outputs [n_envs, k, n_outputs], values [n_envs, k], features [n_envs, k, F] and next memory
         [n_envs, k, state_size] (None without one) of the k agents of a network."""
         own = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
         shape = own[PLAYER].shape[:2]
@@ -106,9 +108,9 @@ class SocietyPolicy(nn.Module):
         if network.memory is not None:
             before = None if state is None else state[:, agents].flatten(0, 1)
             taken, after = network.memory.step(features, before)
-        results = (network.logits(taken, flat.get("action_mask")), network.value(taken, flat), features)
-        logits, values, features = (x.reshape(*shape, *x.shape[1:]) for x in results)
-        return logits, values, features, None if after is None else after.reshape(*shape, -1)
+        results = (network.outputs(taken, flat.get("action_mask")), network.value(taken, flat), features)
+        outputs, values, features = (x.reshape(*shape, *x.shape[1:]) for x in results)
+        return outputs, values, features, None if after is None else after.reshape(*shape, -1)
 
 
 def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

@@ -206,11 +206,9 @@ class ActionDecoder:
             return chosen
         if self.output == "tanh":
             outputs = (self.high + self.low) / 2 + (self.high - self.low) / 2 * outputs
-        if self.numbers.whole:
-            outputs = np.rint(outputs)
-        if self.clip or self.numbers.whole:
-            outputs = np.clip(outputs, self.low, self.high)
-        return outputs
+        whole = np.array(self.numbers.whole)
+        outputs = np.where(whole, np.rint(outputs), outputs)
+        return np.where(self.clip | whole, np.clip(outputs, self.low, self.high), outputs)
 
     @property
     def told(self) -> str:
@@ -222,10 +220,15 @@ class ActionDecoder:
             f"output[{j}] is {name}, from {low:g} to {high:g}"
             for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
         ]
+        every, some = all(self.numbers.whole), any(self.numbers.whole)
         rule = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.output, "")
-        kept = "put inside these bounds" if self.clip or self.numbers.whole else "given to the game as it is"
-        whole = " rounded to a whole number and" if self.numbers.whole else ""
-        return f"The action is {squash}the outputs{rule}: {listed(bounds)}; each is{whole} {kept}."
+        kept = "put inside these bounds" if self.clip or every else "given to the game as it is"
+        whole = " rounded to a whole number and" if every else ""
+        told = f"The action is {squash}the outputs{rule}: {listed(bounds)}; each is{whole} {kept}."
+        if every or not some:
+            return told
+        names = [name for name, is_whole in zip(self.names, self.numbers.whole, strict=True) if is_whole]
+        return f"{told} Rounded to a whole number inside the bounds: {listed(names)}."
 
     def _numbered(self) -> list[str]:
         return [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]

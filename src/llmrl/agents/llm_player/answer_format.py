@@ -155,19 +155,22 @@ class ContinuousAnswer:
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
         self.question = VectorParser(self.names, bounds=bounds, wanted="action")
         self.question.kept = PLAN
-        self.whole, self.decimals = numbers.whole, 0 if numbers.whole else decimals
-        kind = "a whole number " if self.whole else ""
-        self.told = tuple((key, f"{said} ({kind}{self._bounds(i)})") for i, (key, said) in enumerate(told))
+        self.whole, self.decimals = np.array(numbers.whole), decimals
+        kinds = ["a whole number " if whole else "" for whole in numbers.whole]
+        self.told = tuple((key, f"{said} ({kinds[i]}{self._bounds(i)})") for i, (key, said) in enumerate(told))
 
     def examples(self) -> list[Action]:
         places = [self.low + share * (self.high - self.low) for share in (0.75, 0.25)]
-        return [self.action(np.round(place) if self.whole else place, None) for place in places]
+        return [self.action(np.where(self.whole, np.round(place), place), None) for place in places]
 
     def schema(self) -> dict[str, Any]:
-        kind = "integer" if self.whole else "number"
         each = {
-            name: {"type": kind, "minimum": _plain_number(low), "maximum": _plain_number(high)}
-            for name, low, high in zip(self.names, self.low, self.high, strict=True)
+            name: {
+                "type": "integer" if whole else "number",
+                "minimum": _plain_number(low),
+                "maximum": _plain_number(high),
+            }
+            for name, low, high, whole in zip(self.names, self.low, self.high, self.whole, strict=True)
         }
         return {"type": "object", "properties": each, "required": self.names, "additionalProperties": False}
 
@@ -176,7 +179,7 @@ class ContinuousAnswer:
         slack = 1e-6 * (self.high - self.low)
         for i in np.flatnonzero((values < self.low - slack) | (values > self.high + slack)):
             raise InvalidReply(f"{self.names[i]} must be {self._bounds(i)}, got {values[i]:g}")
-        for i in np.flatnonzero(values != np.round(values)) if self.whole else ():
+        for i in np.flatnonzero(self.whole & (values != np.round(values))):
             raise InvalidReply(f"{self.names[i]} must be a whole number {self._bounds(i)}, got {values[i]:g}")
         # Rounding may leave the bounds.
         rounded = np.clip(np.round(values, self.decimals), self.low, self.high)

@@ -82,7 +82,8 @@ class LLMPolicy:
         self.settings, repair_turns = settings, settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
         self.answers: AnswerFormat = answers_of(spec, settings.answer_with, settings.decimals)
-        decimals = 0 if spec.continuous_actions is not None and spec.continuous_actions.whole else settings.decimals
+        whole = spec.continuous_actions is not None and all(spec.continuous_actions.whole)
+        decimals = 0 if whole else settings.decimals
         self.talk: Talk | None = None
         if settings.talk_every:
             self.talk = Talk(spec, settings.talk_every, settings.talk_to, settings.talk_length)
@@ -172,6 +173,7 @@ class LLMPolicy:
                 else:
                     assert seat.action is not None
                     notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
+                    notes[game][agent] |= {"reflection": ""} if forced else {}
                     notes[game][agent] |= self._who(self.models[agent])
         yield from self._talking(reading, observation["text"], notes)
         questions = [self._question(g, a) for g, a in asked]

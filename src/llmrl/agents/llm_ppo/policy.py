@@ -15,6 +15,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
+from llmrl.networks.action_distributions import Choice
 from llmrl.networks.memo import Memo
 
 Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
@@ -39,6 +40,11 @@ class LanguagePolicy(nn.Module):
             name for name in (network.channel, "action_mask") if name in spec.observation
         )
         self._memo = Memo(self._read)
+
+    @property
+    def distribution(self) -> Choice:
+        """Distribution of actions that the model's scores describe."""
+        return Choice(self.network.n_actions)
 
     def unchanged(self) -> AbstractContextManager[None]:
         """As `Memoizing`: a rollout, in which each text is read once."""

@@ -7,8 +7,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from llmrl.algorithms.minibatches import split_minibatches
 from llmrl.algorithms.optimizer_step import Batch, Loss, OptimizerStep, Record
-from llmrl.algorithms.ppo import OWN, PPO, split_minibatches, unexplained_variance
+from llmrl.algorithms.ppo import OWN, PPO, unexplained_variance
 from llmrl.algorithms.societies.partitioned_policy import split
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, cells_of, places, stackable, stacks
 from llmrl.core.errors import Diverged
@@ -171,7 +172,10 @@ def _stackable_learners(agents: Sequence[Agent]) -> list[PPO] | None:
         return None
     first = found[0].policy
     for ppo in found:
-        if ppo.teacher is not None or ppo.settings.target_kl is not None or ppo.settings.scale_rewards:
+        s = ppo.settings
+        if ppo.teacher is not None or s.target_kl is not None:
+            return None
+        if s.scale_rewards or s.normalize_values or s.joint_ratio:
             return None
         if any(type(each) is not OptimizerStep or each.divided for each in ppo.updaters):
             return None
@@ -230,8 +234,8 @@ class StackedOptimizerStep:
                     torch._foreach_copy_(places(kept[name], members[0]), [state[name] for state in found])
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, value = self.stack.network(batch)
-        return logits, value
+        outputs, value = self.stack.network(batch)
+        return outputs, value
 
     def step(self, batch: Batch, loss: Loss) -> Record:
         value, record = loss(batch)

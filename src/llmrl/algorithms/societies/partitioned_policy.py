@@ -15,7 +15,6 @@ from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
 from llmrl.core.records import Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
-from llmrl.networks import categorical
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 
@@ -186,10 +185,15 @@ class StackedPolicies:
         self, observation: dict[str, torch.Tensor], generators: Sequence[torch.Generator], greedy: bool = False
     ) -> PolicyOutput:
         """Return the actions of all games; groups that share a generator object draw the same numbers."""
-        logits, value, features = self._play(observation)
-        action = logits.argmax(-1) if greedy else categorical.choose(logits, self._uniform(logits, generators))
-        log_prob, entropy = categorical.log_prob_entropy(logits, action)
+        outputs, value, features = self._play(observation)
+        actions = self.policies[0].distribution
+        if greedy:
+            action = actions.mode(outputs)
+        else:
+            action = actions.choose(outputs, self._uniform(outputs, actions.n_draws, generators))
+        log_prob, entropy = actions.log_prob_entropy(outputs, action)
         kept = features if self.policies[0].core_frozen else None
+        logits = outputs if actions.logits else None
         return PolicyOutput(action, log_prob, value, kept, logits=logits, entropy=entropy)
 
     @torch.inference_mode()
@@ -198,18 +202,18 @@ class StackedPolicies:
         return self._play(observation)[1]
 
     def _play(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return logits [n_envs, n_agents, n_actions], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
+        """Return outputs [n_envs, n_agents, n_outputs], values [n_envs, n_agents], features [n_envs, n_agents, F]."""
         samples = {name: self._dealt(x) for name, x in self.policies[0].extended(observation).items()}
         found = []
         for part, stack in zip(self._parts, self._stacks, strict=True):
             own = {name: x[part] for name, x in samples.items()}
             network: ActorCritic = stack.network
             features = network.encode(own)
-            found.append((network.logits(features, own.get("action_mask")), network.value(features, own), features))
-        logits, value, features = (
+            found.append((network.outputs(features, own.get("action_mask")), network.value(features, own), features))
+        outputs, value, features = (
             self._gathered(torch.cat(parts)[:, : self._samples]) for parts in zip(*found, strict=True)
         )
-        return logits, value, features
+        return outputs, value, features
 
     def _dealt(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n_envs, n_agents, ...] to [K * G, games * k, ...], padded with zeros to a multiple of `ROWS`."""
@@ -226,14 +230,14 @@ class StackedPolicies:
         split = x.reshape(-1, self._groups, self.games, k, *x.shape[2:])  # [K, G, games, k, ...]
         return split.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def _uniform(self, logits: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-        """Draw the numbers that each policy would draw alone (`categorical.sample`), [n_envs, n_agents, n_actions]."""
-        shape = (self.games, *logits.shape[1:])
+    def _uniform(self, outputs: torch.Tensor, n: int, generators: Sequence[torch.Generator]) -> torch.Tensor:
+        """Draw the `n` numbers an action that each policy would draw alone (`sample`), [n_envs, n_agents, n]."""
+        shape = (self.games, outputs.shape[1], n)
         drawn: dict[int, torch.Tensor] = {}
         for each in generators:
             if id(each) not in drawn:
-                drawn[id(each)] = torch.rand(shape, generator=each, device=each.device, dtype=logits.dtype)
-        return torch.cat([drawn[id(each)] for each in generators]).to(logits.device, non_blocking=logits.is_cuda)
+                drawn[id(each)] = torch.rand(shape, generator=each, device=each.device, dtype=outputs.dtype)
+        return torch.cat([drawn[id(each)] for each in generators]).to(outputs.device, non_blocking=outputs.is_cuda)
 
 
 def stackable_policies(policies: Sequence[object]) -> bool:

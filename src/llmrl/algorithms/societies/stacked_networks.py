@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.actor_critic import ActorCritic, LogStd
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.grid_cores import GridCore, OneHots, PlanesCore, StridedConvolution
 
@@ -29,8 +29,8 @@ LINE = 16
 """float32 numbers in a cache line."""
 
 _KNOWN = (
-    *(ActorCritic, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
-    *(nn.Sequential, nn.Identity, nn.ReLU, nn.Linear, nn.Conv2d),
+    *(ActorCritic, LogStd, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
+    *(nn.Sequential, nn.Identity, nn.ReLU, nn.Tanh, nn.Linear, nn.Conv2d),
 )
 """Modules that take samples with two leading axes [k, n, ...] once their layers are stacked."""
 
@@ -74,6 +74,20 @@ class StackedConv2d(nn.Module):
         return functional.conv2d(x, kernel, bias, self.stride, self.padding, self.dilation)
 
 
+class StackedLogStd(nn.Module):
+    """`LogStd` of k networks: [k, n, m] -> [k, n, m + n_std], with weights [k, n_std] padded with zeros."""
+
+    def __init__(self, layer: LogStd, k: int) -> None:
+        super().__init__()
+        self.n_std = layer.weight.numel()
+        self.weight = _parameter(layer.weight, k, _filled(self.n_std))
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        # A whole cache line is repeated, so that the gradient's sums are those of a bias.
+        repeated = self.weight[:, None].expand(-1, outputs.shape[1], -1)
+        return torch.cat([outputs, repeated[..., : self.n_std]], dim=-1)
+
+
 class StackedNetwork:
     """Stack of k networks of one shape, computed at once.
 
@@ -83,7 +97,7 @@ class StackedNetwork:
         members: the networks, which must be `stackable`.
 
     Attributes:
-        network: stacked network, from samples [k, n, ...] to logits [k, n, n_actions] and values [k, n].
+        network: stacked network, from samples [k, n, ...] to outputs [k, n, n_outputs] and values [k, n].
         parameters: each stacked parameter [k, ...] with the list of the members' own parameters.
     """
 
@@ -169,6 +183,8 @@ def _stack_layers(module: nn.Module, k: int) -> None:
             setattr(module, name, StackedLinear(child, k))
         elif isinstance(child, nn.Conv2d):
             setattr(module, name, StackedConv2d(child, k))
+        elif isinstance(child, LogStd):
+            setattr(module, name, StackedLogStd(child, k))
         else:
             _stack_layers(child, k)
 
@@ -191,4 +207,4 @@ def _shapes(network: nn.Module) -> Iterator[object]:
     for name, p in network.named_parameters():
         yield name, p.shape, p.dtype, p.device, p.requires_grad
     if isinstance(network, ActorCritic):
-        yield network.image, network.words, network.vectors, network.central, network.join
+        yield network.image, network.words, network.vectors, network.central, network.join, network.distribution

@@ -39,12 +39,12 @@ def _channel_space(channel: Channel) -> spaces.Space[Any]:
 
 
 def action_space(spec: EnvSpec) -> spaces.Space[Any]:
-    """What one agent chooses: one of several actions, or several numbers, real or whole."""
+    """What one agent chooses: one of several actions, or several numbers; whole ones among real ones are rounded."""
     numbers = spec.continuous_actions
     if numbers is None:
         return spaces.Discrete(spec.n_actions)
     low, high = np.array(numbers.low), np.array(numbers.high)
-    if numbers.whole:
+    if all(numbers.whole):
         start = low.astype(np.int64)
         return spaces.MultiDiscrete(high.astype(np.int64) - start + 1, start=start)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,18 +131,56 @@ def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None
                 f"an action of {name} is a Box without bounds ({space}), so nobody can be told what may be chosen; "
                 "wrap it in gymnasium.wrappers.RescaleAction or another environment with bounds"
             )
-        return ContinuousActions(_names(low.size), tuple(low.tolist()), tuple(high.tolist()), space.dtype.kind in "iu")
+        whole = (space.dtype.kind in "iu",) * low.size
+        return ContinuousActions(_names(low.size), tuple(low.tolist()), tuple(high.tolist()), whole)
     if isinstance(space, spaces.MultiDiscrete):
         start = np.asarray(space.start).ravel()
         high = start + np.asarray(space.nvec).ravel() - 1
-        return ContinuousActions(_names(start.size), tuple(map(float, start)), tuple(map(float, high)), True)
+        return ContinuousActions(
+            _names(start.size), tuple(map(float, start)), tuple(map(float, high)), (True,) * start.size
+        )
     if isinstance(space, spaces.MultiBinary):
         size = int(np.prod(space.shape))
-        return ContinuousActions(_names(size), (0.0,) * size, (1.0,) * size, True)
+        return ContinuousActions(_names(size), (0.0,) * size, (1.0,) * size, (True,) * size)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _together(_members(space), name)
     raise ConfigError(
-        f"an action of {name} is a {type(space).__name__}; Discrete, MultiDiscrete, MultiBinary and bounded Box can be "
-        "played"
+        f"an action of {name} is a {type(space).__name__}; Discrete, MultiDiscrete, MultiBinary, bounded Box, and Dict "
+        "and Tuple of these can be played"
     )
+
+
+def _together(members: Mapping[str, Space[Any]], name: str) -> ContinuousActions:
+    """What an action of several parts consists of: the numbers of all of them; a choice is one whole number."""
+    from gymnasium import spaces
+
+    names: list[str] = []
+    low: list[float] = []
+    high: list[float] = []
+    whole: list[bool] = []
+    for part, space in members.items():
+        if isinstance(space, spaces.Discrete):
+            start = float(space.start)
+            own = ContinuousActions((part,), (start,), (start + float(space.n) - 1,), (True,))
+        else:
+            found = continuous_actions(space, name)
+            assert found is not None
+            own = replace(found, names=(part,) if found.dim == 1 else tuple(f"{part}_{each}" for each in found.names))
+        names += own.names
+        low += own.low
+        high += own.high
+        whole += own.whole
+    return ContinuousActions(tuple(names), tuple(low), tuple(high), tuple(whole))
+
+
+def _members(space: Space[Any]) -> dict[str, Space[Any]]:
+    """The parts of a Dict or Tuple, by name, in their order."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return dict(space.spaces)
+    assert isinstance(space, spaces.Tuple)
+    return {f"part_{i}": part for i, part in enumerate(space.spaces)}
 
 
 def _names(n: int) -> tuple[str, ...]:
@@ -157,6 +196,8 @@ def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequ
 
     if isinstance(space, spaces.Discrete):
         return np.asarray(action)[:, 0] + int(space.start)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _structured(space, np.asarray(action), clip)
     assert space.shape is not None
     numbers: np.ndarray = np.asarray(action)[:, 0].reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -169,3 +210,23 @@ def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequ
     high: Any = low + np.asarray(space.nvec) - 1 if isinstance(space, spaces.MultiDiscrete) else 1
     whole: np.ndarray = np.clip(np.rint(numbers), low, high).astype(space.dtype)
     return whole
+
+
+def _structured(space: Space[Any], action: np.ndarray, clip: bool) -> list[Any]:
+    """Actions of several parts, [n, 1, a], as the games take them: a dict or tuple a game."""
+    from gymnasium import spaces
+
+    parts: dict[str, Sequence[Any] | np.ndarray] = {}
+    at = 0
+    for name, part in _members(space).items():
+        if isinstance(part, spaces.Discrete):
+            first = int(part.start)
+            parts[name] = np.clip(np.rint(action[:, 0, at]), first, first + int(part.n) - 1).astype(np.int64)
+            at += 1
+            continue
+        own = continuous_actions(part, name)
+        assert own is not None
+        parts[name] = to_actions(part, action[..., at : at + own.dim], clip)
+        at += own.dim
+    games = [dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True)]
+    return games if isinstance(space, spaces.Dict) else [tuple(game.values()) for game in games]

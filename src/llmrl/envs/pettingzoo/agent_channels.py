@@ -102,12 +102,12 @@ class SharedChannels:
             channel: _widest([view.channels.get(channel, (None, None))[0] for view in self.views.values()])
             for channel in dict.fromkeys(channel for view in self.views.values() for channel in view.channels)
         }
-        kinds = {_kind(view): agent for agent, view in self.views.items()}
+        kinds = {view.numbers is None: agent for agent, view in self.views.items()}
         if len(kinds) > 1:
             shown = ", ".join(f"{agent} {self.views[agent].action_space}" for agent in kinds.values())
             raise ConfigError(
                 f"agents of {name} act in different ways ({shown}); all must choose one of several actions, or all set "
-                "real numbers, or all whole numbers"
+                "numbers"
             )
         self.n_actions = max(view.n_actions for view in self.views.values())
         self.numbers = _widest_numbers([view.numbers for view in self.views.values() if view.numbers is not None])
@@ -202,10 +202,6 @@ class SharedChannels:
         return legal
 
 
-def _kind(view: AgentView) -> str:
-    return "choice" if view.numbers is None else "whole" if view.numbers.whole else "real"
-
-
 def _widest(channels: Sequence[Channel | None]) -> Channel:
     """Return a channel that holds each of `channels`, one for each agent; None: the agent has no such channel."""
     own = [channel for channel in channels if channel is not None]
@@ -232,4 +228,5 @@ def _widest_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions |
     longest = max(numbers, key=lambda each: each.dim)
     low = tuple(min(each.low[i] for each in numbers if i < each.dim) for i in range(longest.dim))
     high = tuple(max(each.high[i] for each in numbers if i < each.dim) for i in range(longest.dim))
-    return ContinuousActions(longest.names, low, high, longest.whole)
+    whole = tuple(all(each.whole[i] for each in numbers if i < each.dim) for i in range(longest.dim))
+    return ContinuousActions(longest.names, low, high, whole)

@@ -1,0 +1,90 @@
+"""An environment and a principal, `env=coins principal=ladder`."""
+
+import numpy as np
+
+from llmrl.core.ranges import PositiveInt
+from llmrl.core.records import Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
+
+TAX = ParameterSpace("tax", (Parameter("rate", 0.0, 2.0, "reward per coin", "paid for each coin that is taken"),))
+
+
+class Coins:
+    """Whoever takes a coin earns 1, and costs each of the others 0.5."""
+
+    def __init__(
+        self, seeds: Seeds, n_envs: PositiveInt = 8, n_agents: PositiveInt = 3, horizon: PositiveInt = 10
+    ) -> None:
+        self.spec = EnvSpec(
+            name="coins",
+            n_envs=n_envs,
+            n_agents=n_agents,
+            observation={"vector": Channel((1,), "float32", 0, 1)},
+            n_actions=2,
+            action_names=("leave", "take"),
+            horizon=horizon,
+            mechanism=TAX,
+            metrics={"taken": "sum"},
+        )
+        self._time, self._rate = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs)
+
+    def reset(self, mask=None, seed=None):
+        self._time[... if mask is None else mask] = 0
+        return self._observe()
+
+    def step(self, action):
+        taken = action.astype(np.float32)
+        base = taken - 0.5 * (taken.sum(1, keepdims=True) - taken)
+        reward = base - self._rate[:, None].astype(np.float32) * taken
+        self._time += 1
+        never = np.zeros(self.spec.n_envs, dtype=bool)
+        return Step(self._observe(), reward, base, never, self._time >= self.spec.horizon, {"taken": taken.sum(1)})
+
+    def _observe(self):
+        share = (self._time / self.spec.horizon).astype(np.float32)
+        return {"vector": np.tile(share[:, None, None], (1, self.spec.n_agents, 1))}
+
+    def set_mechanism(self, values):
+        self._rate = np.broadcast_to(TAX.check(values), (self.spec.n_envs, 1))[:, 0].copy()
+
+    def pair_games(self, groups):
+        self.spec.games_per_group(groups)  # nothing is drawn: all games meet the same luck
+
+    def set_context(self, context):
+        raise ValueError("coins have no contexts")
+
+    def render(self, index=0):
+        return np.full((16, 16, 3), 10 * self._time[index], dtype=np.uint8)
+
+    def state_dict(self):
+        return {"time": self._time.copy(), "rate": self._rate.copy()}
+
+    def load_state_dict(self, state):
+        self._time, self._rate = np.array(state["time"]), np.array(state["rate"])
+
+    def close(self):
+        pass
+
+
+class Ladder:
+    """Proposes evenly spaced vectors, from the lower bounds to the upper ones and again."""
+
+    parallel = True
+
+    def __init__(self, space: ParameterSpace, rungs: PositiveInt = 5) -> None:
+        self.space, self.rungs, self.next = space, rungs, 0
+
+    def ask(self, context=None, n=1):
+        shares = [(self.next + i) % self.rungs / max(1, self.rungs - 1) for i in range(n)]
+        self.next += n
+        return np.array([self.space.low + share * (self.space.high - self.space.low) for share in shares])
+
+    def tell(self, outcomes):
+        return {}
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
