@@ -10,6 +10,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
+from llmrl.envs.gym.channel_spaces import continuous_actions
 from llmrl.envs.gym.success import SuccessCriterion
 from llmrl.envs.texts.env_arguments import EnvKwargs
 from llmrl.envs.texts.instance_facts import changed, join_paragraphs, limit, success
@@ -96,6 +97,11 @@ def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
     if isinstance(space, spaces.Box):
         ends = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
         return tuple((f"action_{i}", f"a number from {low:g} to {high:g}") for i, (low, high) in enumerate(ends))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        numbers = continuous_actions(space, "a game")
+        assert numbers is not None
+        told = zip(numbers.names, numbers.low, numbers.high, numbers.whole, strict=True)
+        return tuple((name, f"a {'whole ' * whole}number from {low:g} to {high:g}") for name, low, high, whole in told)
     return tuple((f"action_{i}", "a whole number") for i in range(int(np.prod(space.shape))))
 
 
