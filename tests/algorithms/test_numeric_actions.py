@@ -47,7 +47,7 @@ def test_actions_of_both_kinds_are_those_of_the_game(tmp_path):
         assert -3 < run.result < 0
     run = llmrl.train(*common, "agent=llm_player", "llm=scripted", "env.text=auto", "env.n_envs=2")
     assert run.state == "finished"
-    with pytest.raises(ConfigError, match="mixes real and whole numbers"):
+    with pytest.raises(ConfigError, match="is 2 real and whole numbers"):
         llmrl.train(*common, "agent=sb3", "search.iterations=1", "search.episodes=2")
 
 

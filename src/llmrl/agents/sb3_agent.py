@@ -243,7 +243,7 @@ def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
         kind, works = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
     elif any(numbers.whole) and not all(numbers.whole):
         raise ConfigError(
-            f"agent=sb3: an action of env={spec.name} mixes {numbers.kind}, which Stable-Baselines3 has no policy for; "
+            f"agent=sb3: an action of env={spec.name} is {numbers.kind}, which Stable-Baselines3 has no policy for; "
             "use agent=ppo"
         )
     elif all(numbers.whole):

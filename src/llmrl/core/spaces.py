@@ -233,8 +233,9 @@ class ContinuousActions:
 
     @property
     def kind(self) -> str:
-        """What the numbers are: `whole numbers`, `real numbers`, or `real and whole numbers`."""
-        return "whole numbers" if all(self.whole) else "real and whole numbers" if any(self.whole) else "real numbers"
+        """How many numbers there are, and which: `1 real number`, `3 whole numbers`, `2 real and whole numbers`."""
+        which = "whole" if all(self.whole) else "real and whole" if any(self.whole) else "real"
+        return f"{self.dim} {which} number{'s' * (self.dim != 1)}"
 
 
 @dataclass(frozen=True)
@@ -407,7 +408,7 @@ class EnvSpec:
         if self.continuous_actions is not None:
             raise ConfigError(
                 f"{who} chooses one of several actions, and an action of env={self.name} is "
-                f"{self.continuous_actions.dim} {self.continuous_actions.kind} "
+                f"{self.continuous_actions.kind} "
                 f"({', '.join(self.continuous_actions.names)}); use agent=ppo, agent=linear or agent=mlp_policy with a "
                 "principal, agent=sb3, agent=llm_player or agent=random"
             )

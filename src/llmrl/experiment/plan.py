@@ -82,7 +82,7 @@ def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> li
 def _actions(spec: EnvSpec) -> str:
     if spec.continuous_actions is None:
         return f"{spec.n_actions} actions"
-    return f"actions of {spec.continuous_actions.dim} {spec.continuous_actions.kind}"
+    return f"actions of {spec.continuous_actions.kind}"
 
 
 def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:

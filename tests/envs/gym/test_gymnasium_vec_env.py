@@ -3,7 +3,6 @@
 import gymnasium
 import numpy as np
 import pytest
-import torch
 
 from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.errors import ConfigError, EngineError
@@ -11,7 +10,6 @@ from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.trust import Trust
 from llmrl.envs.gym.vec_env import GymnasiumEnv
-from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
 
@@ -331,8 +329,8 @@ def test_environments_that_nobody_can_play_are_refused(fields, message):
 
 def test_a_learner_of_choices_refuses_numbers():
     env = games("MountainCarContinuous-v0")
-    with pytest.raises(ConfigError, match=r"is 1 real numbers \(action_0\); use agent=linear"):
-        ActorCritic(env.spec, torch.Generator(), NetworkSettings(features=8, core_hidden=[8], head_hidden=[]))
+    with pytest.raises(ConfigError, match=r"is 1 real number \(action_0\); use agent=ppo"):
+        env.spec.need_discrete("agent=drrn")
 
 
 @pytest.mark.parametrize("name", ["MountainCarContinuous-v0", "CartPole-v1"])
