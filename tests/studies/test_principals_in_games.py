@@ -102,6 +102,8 @@ def remembers(principal, before, after, proposed, high):
         assert principal != "ucb" or different == STEPS, "an arm was tried twice before all were tried once"
     elif principal == "llm":
         assert [len(state["history"]["records"]) for state in (before, after)] == [STOP, STEPS]
+    elif principal == "vote":  # citizens may keep what they have
+        assert [(len(state["records"]), state["votes"]) for state in (before, after)] == [(STOP, STOP), (STEPS, STEPS)]
     elif principal == "gp":
         assert after["vectors"].shape == proposed.shape and (after["vectors"][:STOP] == before["vectors"]).all()
         np.testing.assert_allclose(after["vectors"] * high, proposed, atol=1e-12)
