@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.bootstrap import bootstrap_bands, bootstrap_interval, describe, describe_difference
-from llmrl.analysis.statistics import Interval, Levels, analysis_of_variance, interquartile_mean, mean, standard_error
+from llmrl.analysis.statistics import (
+    Interval,
+    Levels,
+    analysis_of_variance,
+    interquartile_mean,
+    mean,
+    mean_proportion,
+    proportion,
+    standard_error,
+)
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
@@ -291,3 +300,28 @@ def test_a_difference_that_cannot_be_trusted_has_no_interval() -> None:
     ):
         assert (row["standard_error"], row["low"], row["high"]) == (None, None, None)
     assert describe_difference(few, one, False)["mean"] == 2
+
+
+def test_intervals_of_shares() -> None:
+    assert proportion(0, 10).low == 0 and proportion(10, 10).high == 1
+    # Wilson's interval is where the score test would not reject.
+    for successes, n in ((3, 20), (0, 7), (50, 100)):
+        found = proportion(successes, n)
+        for bound in (found.low, found.high):
+            if 0 < bound < 1:
+                error = math.sqrt(bound * (1 - bound) / n)
+                assert abs(found.estimate - bound) / error == pytest.approx(1.959964, abs=1e-5)
+    one = Interval(0.5, 0.4, 0.7)
+    assert mean_proportion([one]) == one
+    four = mean_proportion([one] * 4)
+    assert (four.low, four.high) == (pytest.approx(0.45), pytest.approx(0.6))
+    with pytest.raises(ValueError, match="of 0 episodes"):
+        proportion(0, 0)
+
+
+def test_the_mean_over_kinds_is_covered_as_often_as_said() -> None:
+    rng, shares, covered = np.random.default_rng(0), np.array([0.9, 0.5, 0.05, 0.0, 1.0]), 0
+    for _ in range(400):
+        found = mean_proportion([proportion(int(rng.binomial(30, p)), 30) for p in shares])
+        covered += found.low <= shares.mean() <= found.high
+    assert 0.93 < covered / 400 <= 1.0
