@@ -12,8 +12,8 @@ has a 95 % interval. In the copy `mutmut results` names survivors, and `mutmut s
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -152,8 +152,8 @@ def mutants_in(copy: Path) -> list[str]:
 
 
 def drawn(names: list[str], n: int, seed: int) -> list[str]:
-    """Draw `n` of the names, all if there are fewer."""
-    return random.Random(seed).sample(names, min(n, len(names)))
+    """Draw `n` of the names, all if there are fewer; names that stay are drawn again after a change of the code."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())[:n]
 
 
 def prepare(copy: Path, modules: list[str], tests: list[str]) -> None:
