@@ -173,7 +173,10 @@ def prepare(copy: Path, modules: list[str], tests: list[str]) -> None:
         "source_paths": ["src/"],
         "only_mutate": [SOURCE + each for each in modules],
         "pytest_add_cli_args_test_selection": tests,
-        "pytest_add_cli_args": ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not long"],
+        "pytest_add_cli_args": [
+            *("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not long"),
+            "--hypothesis-profile=mutants",
+        ],
         "also_copy": [each for each in COPIED if each != "src"],
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
