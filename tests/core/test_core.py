@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.seeding import Seeds
+from llmrl.core.seeding import Seeds, generators
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.networks import categorical
 
@@ -52,7 +52,17 @@ def test_consecutive_replicates_are_the_runs_of_the_next_seeds():
     assert (first.root, second.root) == ("3", "4")
 
 
+def test_generators_of_equal_seeds_are_one_or_draw_alike():
+    apart, shared = generators([3, 3, 4]), generators([3, 3, 4], shared=True)
+    drawn = [torch.rand(1, generator=each).item() for each in apart]
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(map(id, apart))) == 3
+    assert shared[0] is shared[1] is not shared[2]
+    again = [torch.rand(1, generator=each).item() for each in shared]
+    assert (again[0], again[2]) == (drawn[0], drawn[2]) and again[1] != again[0]
+
+
 def test_negative_seed_is_refused():
+    Seeds(0)
     with pytest.raises(ValueError, match="non-negative"):
         Seeds(-1)
 

@@ -10,7 +10,7 @@ import pytest
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.core.errors import ConfigError
-from llmrl.core.welfare_measures import MEASURES, OBJECTIVES, Objective
+from llmrl.core.welfare_measures import MEAN, MEASURES, OBJECTIVES, Objective
 from llmrl.llms.call_log import read_calls
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,6 +31,13 @@ def test_the_page_defines_every_measure():
 def test_the_comment_of_the_option_names_every_objective():
     comment = re.search(r"objective: null +((?:#.*\n +)+)", (CONF / "train.yaml").read_text())[1]
     assert " | ".join(OBJECTIVES) in re.sub(r"[\s#]+", " ", comment)
+
+
+def test_the_payoff_is_told_with_the_number_of_others():
+    told = OBJECTIVES["equality_productivity"].told
+    assert "1 - D / (2 * 4 * S), where" in told(5) and "1 - D / (2 * 1 * S), where" in told(1)
+    own = Objective(name="own", of=MEAN.of, formula="", payoff="{n_agents} agents, {others} others, {{braces}}")
+    assert own.told(3) == "3 agents, 2 others, {braces}"
 
 
 @pytest.mark.parametrize("principal", ["random", "none"])
