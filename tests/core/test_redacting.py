@@ -197,6 +197,15 @@ def test_all_of_nested_data(monkeypatch):
     assert redact_all(given_) == {MARK: [1, None, True, [MARK], {"a": 0.5, "b": MARK}]}
 
 
+def test_given_secrets_stand_for_those_of_the_environment(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "correcthorse")
+    text, left = "a staple, a correcthorse", f"a {MARK}, a correcthorse"
+    assert redact(text, ["staple"]) == redact_code(text, ["staple"]) == left
+    assert redact_all({text: [text]}, ["staple"]) == {left: [left]}
+    assert fault("a.b", "staple", ["staple"]) is not None
+    assert fault("a.b", "correcthorse", ["staple"]) is None
+
+
 @pytest.mark.parametrize(
     "value",
     [
