@@ -313,6 +313,7 @@ def test_what_is_said_of_a_config_and_of_a_command_line():
     wrong = "holds what looks like a key or password" + INSTEAD
     for call, where in (
         (partial(refuse, {"a": {"my_token": [1, "abcdefgh"]}}), "a.my_token[1]"),
+        (partial(refuse, {1: {"my_token": "abcdefgh"}}), "1.my_token"),
         (partial(refuse, {f"sk-{DRAWN}": 1}), "a key in the config"),
         (partial(refuse, {"a": [{f"sk-{DRAWN}": 1}]}), "a key in a[0]"),
         (partial(refuse_arguments, ["a=1", "+a.my_token=abcdefgh"]), "a.my_token"),
