@@ -84,11 +84,13 @@ def test_forms_of_secrets_are_redacted(secret, around):
         ("see http://user:correcthorse@host/v1, please", f"see http://{MARK}@host/v1, please"),
         ("http://h/v1?a=b&X-Auth-Token=correcthorse&c=d#e", f"http://h/v1?a=b&X-Auth-Token={MARK}&c=d#e"),
         ("http://h/v1?a=b&amp;api%5Fkey=correcthorse", f"http://h/v1?a=b&amp;api%5Fkey={MARK}"),
+        ("a=b&X-Auth-Token=correcthorse", f"a=b&X-Auth-Token={MARK}"),
         ("(Bearer abc123.)", f"(Bearer {MARK})"),
         ("authorization: token abc123 or", f"authorization: token {MARK} or"),
         ("Bearer aBcdef", f"Bearer {MARK}"),
         ("a bearer certificate. Bearer Certificates", None),
         ("sk-ab-abcdefghi1", MARK),
+        ("sk_ab-abcdefghi1", MARK),
         ("sk-abc-abcdefgh1", None),
         ("sk-abcdefghijk", None),
         ("sk-abcdefghijkL", MARK),
@@ -189,6 +191,8 @@ def test_secrets_in_addresses_and_the_longest_of_them_first(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "correct/horse staple")
     assert redact("correct%2Fhorse, correct/horse staple") == f"{MARK}, {MARK}"
     assert redact("correct%2Fhorse%20staple") == MARK
+    monkeypatch.setenv("SOME_KEY", 'correct"horse')
+    assert redact(json.dumps({"a": 'correct"horse'})) == json.dumps({"a": MARK})
 
 
 def test_all_of_nested_data(monkeypatch):
@@ -317,6 +321,7 @@ def test_what_is_said_of_a_config_and_of_a_command_line():
         (partial(refuse, {f"sk-{DRAWN}": 1}), "a key in the config"),
         (partial(refuse, {"a": [{f"sk-{DRAWN}": 1}]}), "a key in a[0]"),
         (partial(refuse_arguments, ["a=1", "+a.my_token=abcdefgh"]), "a.my_token"),
+        (partial(refuse_arguments, ["X.my_token=abcdefgh"]), "X.my_token"),
         (partial(refuse_arguments, ["a=1", f"sk-{DRAWN}=1"]), "argument 2"),
         (partial(refuse_arguments, ["a=1", f"sk-{DRAWN}"]), "argument 2"),
     ):
