@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from llmrl.algorithms.advantages import generalized_advantages
+from llmrl.algorithms.advantages import RewardScale, generalized_advantages
 from llmrl.algorithms.ppo import PPO, unexplained_variance
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
@@ -226,13 +226,66 @@ def test_losses_that_are_no_numbers_end_it_with_all_of_them(signal_game):
         ppo.report([1.0, float("inf"), 0.5, float("nan"), 0.0, 2.0], 8, 0.5)
 
 
+class Counting(AlwaysZero):
+    """Its advice is what was done, which it looks for in every minibatch."""
+
+    resets = seen = 0
+
+    def advise(self, rollout):
+        return {"advice": 1 - rollout.action}
+
+    def loss(self, minibatch, logits):
+        assert (minibatch["advice"] == 1 - minibatch["action"]).all()
+        self.seen += len(minibatch["advice"])
+        return super().loss(minibatch, logits)
+
+    def reset(self):
+        self.resets += 1
+
+    def state_dict(self):
+        return {"resets": self.resets}
+
+    def load_state_dict(self, state):
+        self.resets = state["resets"]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_advice_goes_with_its_sample(signal_game, share):
+    _, ppo, collector = make(signal_game(n_envs=4), share=share, teacher=Counting(1.0), epochs=2, minibatch_size=30)
+    metrics = train(ppo, collector, 1)
+    assert ppo.teacher.seen == 2 * 16 * 4 * 2 and metrics["teacher/weight"] == 1.0
+
+
+def test_what_is_saved_has_the_teacher_and_every_optimizer(signal_game):
+    _, ppo, collector = make(signal_game(), share=False, teacher=Counting(1.0))
+    train(ppo, collector, 1)
+    ppo.teacher.resets = 7
+    state = copy.deepcopy(ppo.state_dict())
+    _, again, _ = make(signal_game(), share=False, teacher=Counting(1.0))
+    again.load_state_dict(state)
+    assert again.teacher.resets == 7 and again.updates == 1
+    assert str(again.state_dict()) == str(state)
+    _, shared, _ = make(signal_game(), teacher=Counting(1.0))
+    with pytest.raises(ValueError, match="longer"):
+        shared.load_state_dict(state)
+
+
+def test_rewards_are_scaled_within_their_episodes(signal_game):
+    _, ppo, collector = make(signal_game(horizon=5), scale_rewards=True)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    ended = rollout.terminated | rollout.truncated
+    scale = RewardScale(0.9)
+    scale.see(rollout.reward, ended)
+    ppo.begin(rollout)
+    assert str(ppo.scale.state_dict()) == str(scale.state_dict())
+    advantage, target = ppo.estimate(rollout)
+    reward, done = rollout.reward / scale.deviation, ended[..., None].expand_as(rollout.reward)
+    expected = generalized_advantages(reward, rollout.value, rollout.next_value, done, 0.9, 0.95)
+    torch.testing.assert_close(advantage, expected)
+    torch.testing.assert_close(target, expected + rollout.value)
+
+
 def test_what_a_reset_begins_anew(signal_game):
-    class Counting(AlwaysZero):
-        resets = 0
-
-        def reset(self):
-            self.resets += 1
-
     _, ppo, collector = make(signal_game(), teacher=Counting(1.0), scale_rewards=True)
     first = ppo.scale.state_dict()
     train(ppo, collector, 2)
