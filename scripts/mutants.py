@@ -37,6 +37,7 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
             "tests/algorithms/test_published_losses.py",
             "tests/algorithms/test_minibatches.py",
             "tests/algorithms/test_recurrent.py",
+            "tests/algorithms/test_stacked_networks.py",
         ],
     ),
     "statistics": (

@@ -307,6 +307,29 @@ def test_target_kl_stops_epochs(signal_game):
     assert metrics["loss/updates"] < 10 * 2
 
 
+def test_it_is_the_last_minibatch_of_an_epoch_that_exceeds_target_kl(signal_game):
+    class Told:
+        """An updater that only tells how far the policy has moved."""
+
+        def __init__(self, moved):
+            self.moved = [torch.tensor(kl, dtype=torch.float64) for kl in moved]
+
+        def step(self, batch, loss):
+            return {"kl": self.moved.pop(0)}
+
+    _, ppo, _ = make(signal_game(), target_kl=0.25)
+    epochs = [[{"advantage": torch.ones(2)}] * 2] * 3
+    records = ppo.epochs(Told([0.9, 0.25, 0.1, 0.5, 0.0, 0.0]), epochs)
+    assert [float(record["kl"]) for record in records] == [0.9, 0.25, 0.1, 0.5]
+
+
+def test_every_network_has_an_updater(signal_game):
+    _, ppo, collector = make(signal_game(), share=False)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    with pytest.raises(ValueError, match="shorter"):
+        ppo.fit(rollout, *ppo.estimate(rollout), Seeds(0).torch("minibatches"), ppo.updaters[:1])
+
+
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("whole", ["rollout", "game"])
 def test_advantages_normalised_over_the_rollout(signal_game, share, whole):
