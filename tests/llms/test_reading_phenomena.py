@@ -5,9 +5,11 @@ Written and labelled, by the rules in `corpus/README.md`, by who mends the reade
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.object_parser import ObjectParser, TextParser
 from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.structured import InvalidReply
 
@@ -275,3 +277,39 @@ PLANS = {
 )
 def test_plans(question, reply, plan):
     assert read(question, reply) == plan
+
+
+class Thing(BaseModel):
+    number: int
+    text: str = ""
+
+
+THING, LESSON = ObjectParser(Thing), TextParser("lesson", 40)
+TOLD = [
+    (ROOM, '{"plan": []}', "a plan has 1 to 20 steps, and this one has 0"),
+    (ROOM, '{"plan": [{"skill": "fly", "object": "key"}]}',
+     "there is no skill 'fly'; there are explore, go to, pick up, drop, open"),
+    (ROOM, '{"plan": [{"skill": "go to", "object": "moon"}]}',
+     "the skill 'go to' needs an object of this state, and 'moon' is none; there are: key, door"),
+    (ROOM, '{"a": [{"skill": "go to", "object": "key"}], "b": [{"skill": "go to", "object": "door"}]}',
+     "there are several different plans in the reply; give one"),
+    (ROOM, "Nothing.", "there is no plan in the reply, and no JSON object"),
+    (TAXI, '{"action": "fly"}', "the action 'fly' does not exist"),
+    (TAXI, f'{{"action": "{80 * "f"}"}}', f"the action '{59 * 'f'} does not exist"),
+    (TAXI, '{"a": {"action": "north"}, "b": {"action": "south"}}',
+     "there are several different actions in the reply; give one"),
+    (THING, '{"text": 1}', "the field 'number' is missing; the field 'text': input should be a valid string, got 1"),
+    (THING, f'{{"number": "{90 * "x"}"}}',
+     "the field 'number': input should be a valid integer, unable to parse string as an integer, got "
+     f'"{79 * "x"}'),
+    (THING, '{"other": 1}', "there is no JSON object of the form asked for in the reply"),
+    (LESSON, '{"lesson": " "}', "the lesson is empty or no text"),
+    (LESSON, '{"lesson": 4}', "the lesson is empty or no text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "reply", "told"), TOLD)
+def test_what_a_model_is_told_of_a_reply_without_an_answer(question, reply, told):
+    with pytest.raises(InvalidReply) as invalid:
+        parse_answer(reply, question)
+    assert str(invalid.value) == told

@@ -233,3 +233,59 @@ def test_numbers(question, reply, numbers):
     if isinstance(found, np.ndarray):
         found = pytest.approx(found[0].tolist())
     assert numbers == found
+
+
+PAIRS = VectorParser(["x", "y"], 3)
+MANY = VectorParser([f"p{i}" for i in range(12)])
+TOLD = [
+    (KNOBS, "", "the reply is empty: there is no list of 2 numbers in it"),
+    (PAIRS, " \n", "the reply is empty: there is no 3 lists of 2 numbers in it"),
+    (DRONE, "Nothing.", "there is no action in the reply, and no JSON object"),
+    (KNOBS, "<think>x0 is", "the reply ends inside a thought: there is no list of 2 numbers after it"),
+    (KNOBS, "{Nothing.", "there is no list of 2 numbers in the reply; its JSON breaks at line 1, column 2, near "
+                         "'{Nothing.': Expecting property name enclosed in double quotes"),
+    (KNOBS, 'Text {\n  "x0": 1,\n  "x1": 0.5.5\n}',
+     "x1 must be a number, got '0.5.5'; its JSON breaks at line 3, column 12, near "
+     "'{\\n  \"x0\": 1,\\n  \"x1\": 0.5.5\\n}': Expecting ',' delimiter"),
+    (KNOBS, '{"x0": 1}', "there is no number for x1"),
+    (KNOBS, "x0: 1", "there is no number for x1"),
+    (MANY, '{"p11": 1}', "there is no number for p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, ..."),
+    (MANY, '{"p11": 1, "p0": 2}', "there is no number for p1, p2, p3, p4, p5, p6, p7, p8, p9, p10"),
+    (KNOBS, '{"x0": 1, "x1": "many"}', "x1 must be a number, got 'many'"),
+    (KNOBS, f'{{"x0": "{80 * "m"}", "x1": 0}}', f"x0 must be a number, got '{59 * 'm'}"),
+    (KNOBS, '{"x0": 1e999, "x1": 1}', "x0 must be a number, got inf"),
+    (KNOBS, '{"x0": 1, "x0": 2, "x1": 1}', "x0 is given twice, with different values"),
+    (KNOBS, '[{"x0": 1}, {"x0": 2, "x1": 1}]', "x0 is given twice, with different values"),
+    (KNOBS, '{"a": [1, 2], "b": [2, 1]}', "there are several different lists of numbers in one object"),
+    (KNOBS, '{"params": [1, 2, 3]}', "params holds 3 numbers, 2 are needed"),
+    (KNOBS, '{"params": [1]}', "params holds 1 number, 2 are needed"),
+    (KNOBS, '{"params": [1, "many"]}', "a list of numbers holds 'many'"),
+    (PAIRS, '{"proposals": [[1, 2], [3, 4]]}', "proposals holds 2 lists, 3 are needed"),
+    (KNOBS, '{"x0": 1, "x1": 2} {"x0": 2, "x1": 2}',
+     "there are several different answers in the reply, and nothing says which counts; give one list of 2 numbers"),
+    (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. stay\n\nI choose B.",
+     "the option that the reply decides for is no list of 2 numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "reply", "told"), TOLD)
+def test_what_a_model_is_told_of_a_reply_without_numbers(question, reply, told):
+    with pytest.raises(InvalidReply) as invalid:
+        parse_answer(reply, question)
+    assert str(invalid.value) == told
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "told"),
+    [
+        (KNOBS, '<think>{"x0": 1, "x1": 2} or so',
+         "the reply ends inside a thought: there is no list of 2 numbers after it"),
+        (KNOBS, '{"params": [1, ', "a list of numbers was cut off; its JSON breaks at line 1, column 16, near "
+                                   "'{\"params\": [1, ': Expecting value"),
+        (PAIRS, "[[1,2],[1,", "a list of lists was cut off"),
+    ],
+)  # fmt: skip
+def test_what_a_model_is_told_of_a_reply_that_was_cut_off(question, reply, told):
+    with pytest.raises(InvalidReply) as invalid:
+        parse_answer(reply, question, cut=True)
+    assert str(invalid.value) == told
