@@ -62,7 +62,6 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
             "tests/llms/test_reading_quantities.py",
             "tests/llms/test_reading_sentences.py",
             "tests/llms/test_reading_wrappers.py",
-            "tests/llms/test_total_reading.py",
         ],
     ),
     "budgets": (
