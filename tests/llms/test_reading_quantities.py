@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.number_parser import in_words
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
 
@@ -36,6 +37,8 @@ FORMS = {
         (DRONE, '{"action": {"throttle": "0.6", "turn": "-15%"}}', None),
         (MARKET, '{"price": "42%", "bonus": 1, "share": 0.3, "fine": 5}', None),
         (MARKET, "price: 42 %; bonus: 1; share: 0.3; fine: 5", None),
+        (DRONE, '{"throttle_torque": 0.6, "Turn torque": -15}', [0.6, -15]),
+        (DRONE, '{"params[0]": 0.6, "params[1]": -15}', None),
         (DRONE, "throttle: 50-60 %, turn: 10\u00b0", None),
     ],
     "glosses": [
@@ -203,6 +206,8 @@ FORMS = {
         (KNOBS, "**Candidate 1:** x0 = 1, x1 = 1\n**Candidate 2:** x0 = 3, x1 = -1\n\n**Selected: Candidate "
                 "1**", [1, 1]),
         (KNOBS, "1. x0 = 1, x1 = 1 (centre)\n2. x0 = 3, x1 = -1 (corner)\n\nI submit the first one.", [1, 1]),
+        (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nI choose B.\n\n"
+                '{"x0": 3, "x1": -1}\n\n{"x0": 3, "x1": -1}', [3, -1]),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nTell me which one you'd like.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nReply with A or B.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nB is riskier than A.", None),
@@ -233,6 +238,58 @@ def test_numbers(question, reply, numbers):
     if isinstance(found, np.ndarray):
         found = pytest.approx(found[0].tolist())
     assert numbers == found
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("twenty-five", 25),
+        ("minus two", -2),
+        ("negative one half", -0.5),
+        ("a half", 0.5),
+        ("three quarters", 0.75),
+        ("two thirds", 2 / 3),
+        ("two and a quarter", 2.25),
+        ("two and one half", 2.5),
+        ("twenty one and a half", 21.5),
+        ("minus twenty-one and one quarter", -21.25),
+        ("zero point two five", 0.25),
+        ("point five", 0.5),
+        ("nothing", 0),
+        ("two three half", None),
+        ("twenty one half", None),
+        ("minus minus two and a half", None),
+        ("half two", None),
+        ("five twenty", None),
+        ("ten point ten", None),
+        ("two point", None),
+        ("some", None),
+        ("", None),
+    ],
+)
+def test_numbers_in_words(said, number):
+    assert in_words(said) == number
+
+
+SEVERAL = VectorParser(["x", "y"], 2)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"proposals": [[1, 2], [3, 4]]}',
+        "[[1, 2], [3, 4]]",
+        "[[[1, 2], [3, 4]]]",
+        "[[1, 2], [3, 4], [5, 6]]",
+        '{"proposals": [{"x": 1, "y": 2}, {"y": 4, "x": 3}]}',
+        '{"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 4}}',
+        '{"reasoning": {"x": 5, "y": 6}, "a": {"x": 1, "y": 2}, "b": [3, 4]}',
+        '{"x": 1, "y": 2}\n\n{"x": 3, "y": 4}',
+        '{"a": {"proposals": [[1, 2], [3, 4]]}}',
+    ],
+)
+def test_several_lists_of_numbers(reply):
+    assert parse_answer(reply, SEVERAL).answer.tolist() == [[1, 2], [3, 4]]
 
 
 PAIRS = VectorParser(["x", "y"], 3)
