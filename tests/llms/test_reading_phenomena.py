@@ -21,6 +21,7 @@ GRID, GRID_BY_NUMBER = ChoiceParser(MINIGRID), ChoiceParser(MINIGRID, numbered=T
 STICKS = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)])
 STICKS_BY_NUMBER = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)], numbered=True)
 TRAFFIC = ChoiceParser(["keep", "switch"], ["keep the phase", "switch the lights to the other road"])
+LEFTS, DOORS = ChoiceParser(["turn left", "step left", "stay"]), ChoiceParser(["open", "unlock"])
 WALKS = [("explore", False), ("go to", True), ("pick up", True), ("drop", True), ("open", True)]
 ROOM = PlanParser(WALKS, ["key", "door"], 20, "Agent sees <key>, <door>, holds <nothing>.")
 COLOURS = PlanParser(
@@ -164,6 +165,15 @@ SAID = [
     (TAXI, 'The expected output, as in the example, is {"action": "north"}. I do not know the state.', None),
     (TAXI, 'Following the example, my answer is {"action": "north"}.', "north"),
     (TAXI, 'Here is the answer in the format of the example:\n\n{"action": "north"}', "north"),
+    (TAXI, "| Option | Action | Next |\n|---|---|---|\n| A | north | west |\n| B | south | east |\n\n"
+           "I choose option B.", "south"),
+    (GRID, '{"action": "two"}', "go forward"),
+    (GRID_BY_NUMBER, '{"action": "two"}', "go forward"),
+    (GRID, '{"action": "left"}', "turn left"),
+    (GRID, '{"action": "left, then turn right at the wall"}', None),
+    (GRID, '{"action": "north"}', None),
+    (LEFTS, '{"action": "left"}', None),
+    (DOORS, '{"action": "abrir"}', None),
     (TAXI, 'In the example the taxi went south. I go north.\n\n{"action": "north"}', "north"),
 ]  # fmt: skip
 
@@ -187,6 +197,13 @@ PLANS = {
         (ROOM, "<plan>\n<step>go to key</step>\n<step>pick up key</step>\n</plan>", FETCH),
         (ROOM, '<plan>\n<step skill="..." object="..."/>\n</plan>', None),
         (ROOM, '<plan>\n<step skill="fly" object="key"/>\n</plan>', None),
+    ],
+    "objects": [
+        (ROOM, '{"plan": {"action": "go to", "object": "key"}}', (("go to", "key"),)),
+        (ROOM, '{"plan": [{"skill": "go to", "object": {"name": "key"}}, {"skill": "pick up", "object": ["key"]}]}',
+         FETCH),
+        (ROOM, '{"plan": ["I should go to the key", "then finally pick up it", "Next I must go to door"]}',
+         (*FETCH, ("go to", "door"))),
     ],
     "calls": [
         (ROOM, "The agent should execute:\n\ngo_to(key)\npick_up(key)\n\nThen it holds the key.", FETCH),
@@ -230,6 +247,7 @@ PLANS = {
         (ROOM, "| # | Skill | Object | Why |\n|---|---|---|---|\n| 1 | go to | key | near |\n| 2 | pick up | "
                "key | - |", FETCH),
         (ROOM, "\u8ba1\u5212\uff1a\n1\u3001\u8d70\u5230\u94a5\u5319\n2\u3001\u62fe\u53d6\u94a5\u5319", FETCH),
+        (ROOM, "| Step | To |\n|---|---|\n| go to | key |\n| pick up | key |", None),
         (ROOM, "Step 1: look at the state. Step 2: think about the key. Step 3: decide.", None),
         (ROOM, "## Step 1: Analyze the state\nThe agent sees a key.\n\n## Step 2: Decide\nI am not sure.", None),
         (ROOM, "The agent cannot:\n* go to the key\n* pick up the key", None),
@@ -293,6 +311,7 @@ TOLD = [
      "the skill 'go to' needs an object of this state, and 'moon' is none; there are: key, door"),
     (ROOM, '{"a": [{"skill": "go to", "object": "key"}], "b": [{"skill": "go to", "object": "door"}]}',
      "there are several different plans in the reply; give one"),
+    (ROOM, '{"plan": [""]}', "there is no skill ''; there are explore, go to, pick up, drop, open"),
     (ROOM, "Nothing.", "there is no plan in the reply, and no JSON object"),
     (TAXI, '{"action": "fly"}', "the action 'fly' does not exist"),
     (TAXI, f'{{"action": "{80 * "f"}"}}', f"the action '{59 * 'f'} does not exist"),
