@@ -17,6 +17,7 @@ MARKET = VectorParser(["price", "bonus", "share", "fine"], bounds=[(0, 100), (-5
 KNOBS = VectorParser(["x0", "x1"], bounds=[(-1, 3)] * 2, turn=2)
 ROOM = VectorParser(["lever_0", "lever_1", "lever_2", "door", "start"], bounds=[(0, 5)] * 5, turn=9)
 FISH = VectorParser(["quota", "fee"], bounds=[(0, 30), (0, 2)], turn=4)
+FEE = VectorParser(["fee"], bounds=[(0, 2)], turn=4)
 DRONE = VectorParser(["throttle", "turn"], bounds=[(0, 1), (-45, 45)], wanted="action")
 LINE = VectorParser([f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, turn=4, tried=[[1, 2, 3]])
 SECOND = VectorParser([f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, turn=4, proposal=2)
@@ -164,6 +165,7 @@ FORMS = {
          [1, 2, 1, 1, 1, 3, 2, 2, 0]),
         (MAZE, "Row 0: 1 2 1\nRow 1: 1 1 3\nRow 2: 2 2 0", [1, 2, 1, 1, 1, 3, 2, 2, 0]),
         (MAZE, "| 1 | 2 | 1 |\n|---|---|---|\n| 1 | 1 | 3 |\n| 2 | 2 | 0 |", [1, 2, 1, 1, 1, 3, 2, 2, 0]),
+        (MAZE, "3\n1 2 1\n1 1 3\n2 2 0", [1, 2, 1, 1, 1, 3, 2, 2, 0]),
         (MAZE, "1 2 1\n1 1 3", None),
     ],
     "typeset": [
@@ -179,6 +181,8 @@ FORMS = {
         (PAY, r'\boxed{\{"eat": 0, "clean": 2.2, "other": 0\}}', [0, 2.2, 0]),
         (PAY, r"\begin{aligned} \text{eat} &= 0 \\ \text{clean} &= 2.2 \\ \text{other} &= 0 \end{aligned}",
          [0, 2.2, 0]),
+        (TAX, r"\boxed{\tfrac{1}{4}, \mathbf{\mathrm{0.5}}, 0.75}", [0.25, 0.5, 0.75]),
+        (KNOBS, "The best point was $(1, 2)$. x0 = 1.5, x1 = 0.5", [1.5, 0.5]),
         (LINE, r"\boxed{x, y, z}", None),
         (LINE, r"\begin{pmatrix} a & b & c \end{pmatrix}", None),
         (LINE, r"\boxed{-2.35, 5.95}", None),
@@ -211,6 +215,17 @@ FORMS = {
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nTell me which one you'd like.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nReply with A or B.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nB is riskier than A.", None),
+    ],
+    "quotations": [
+        (KNOBS, 'I "do" this: {"x0": 1, "x1": 2} "really"', [1, 2]),
+        (KNOBS, 'The prompt says "answer {"x0": 1, "x1": 2}".', None),
+        (KNOBS, '{"x0": 1, "x1": 2}\n\nMy answer: {"x0": 2, "x1": 2}', [2, 2]),
+        (KNOBS, '{"x0": 1, "x1": 2}\n\nMy answer: {"x0": 2, "x1": 2}, as shown in the JSON above.', None),
+    ],
+    "alone": [
+        (FEE, "0.4", [0.4]),
+        (FEE, "Intro\nSome words.\nfee: 0.4\n\nIn a list, [0.5].", [0.4]),
+        (FEE, "Some words of a fee: 0.4 of them.\n\nIn a list, [0.5].", None),
     ],
     "others": [
         (SECOND, "The first of the three proposals refines the best row (something like 0.9, 4.2, 0.6). As the "
@@ -340,6 +355,7 @@ def test_what_a_model_is_told_of_a_reply_without_numbers(question, reply, told):
         (KNOBS, '{"params": [1, ', "a list of numbers was cut off; its JSON breaks at line 1, column 16, near "
                                    "'{\"params\": [1, ': Expecting value"),
         (PAIRS, "[[1,2],[1,", "a list of lists was cut off"),
+        (KNOBS, "1.5, 0.5", "there is no list of 2 numbers in the reply, and no JSON object"),
     ],
 )  # fmt: skip
 def test_what_a_model_is_told_of_a_reply_that_was_cut_off(question, reply, told):
