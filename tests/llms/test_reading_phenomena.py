@@ -21,7 +21,7 @@ GRID, GRID_BY_NUMBER = ChoiceParser(MINIGRID), ChoiceParser(MINIGRID, numbered=T
 STICKS = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)])
 STICKS_BY_NUMBER = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)], numbered=True)
 TRAFFIC = ChoiceParser(["keep", "switch"], ["keep the phase", "switch the lights to the other road"])
-LEFTS, DOORS = ChoiceParser(["turn left", "step left", "stay"]), ChoiceParser(["open", "unlock"])
+LEFTS, LOADS = ChoiceParser(["turn left", "step left", "stay"]), ChoiceParser(["drop", "drop off"])
 WALKS = [("explore", False), ("go to", True), ("pick up", True), ("drop", True), ("open", True)]
 ROOM = PlanParser(WALKS, ["key", "door"], 20, "Agent sees <key>, <door>, holds <nothing>.")
 COLOURS = PlanParser(
@@ -173,7 +173,7 @@ SAID = [
     (GRID, '{"action": "left, then turn right at the wall"}', None),
     (GRID, '{"action": "north"}', None),
     (LEFTS, '{"action": "left"}', None),
-    (DOORS, '{"action": "abrir"}', None),
+    (LOADS, '{"action": "d\u00e9poser"}', None),
     (TAXI, 'In the example the taxi went south. I go north.\n\n{"action": "north"}', "north"),
 ]  # fmt: skip
 
@@ -325,6 +325,33 @@ TOLD = [
     (LESSON, '{"lesson": " "}', "the lesson is empty or no text"),
     (LESSON, '{"lesson": 4}', "the lesson is empty or no text"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"Number": 1, "text": "a"}',
+        '[{"number": 1, "text": "a"}]',
+        '{"thing": [{"other": 2, "number": 1, "text": "a"}]}',
+    ],
+)
+def test_objects(reply):
+    assert parse_answer(reply, THING).answer == Thing(number=1, text="a")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"lesson": "Look twice."}',
+        '{"lesson": ["Look twice."]}',
+        '[{"lesson": "Look twice."}]',
+        '{"a": {"Lesson": "Look twice."}}',
+        "My lesson: Look twice.",
+        "Look twice.\n\nLesson: Look twice.",
+    ],
+)
+def test_texts(reply):
+    assert parse_answer(reply, LESSON).answer == "Look twice."
 
 
 @pytest.mark.parametrize(("question", "reply", "told"), TOLD)
