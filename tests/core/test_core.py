@@ -21,9 +21,17 @@ SPEC = ParameterSpace(
 def test_streams_are_named_and_repeatable(seed, one, other):
     assert Seeds(seed).integer(one) == Seeds(seed).integer(one)
     assert Seeds(seed).child(one).integer(other) == Seeds(seed).child(one).integer(other)
+    assert (Seeds(seed).numpy(one).random(4) == Seeds(seed).numpy(one).random(4)).all()
+    assert Seeds(seed).torch(one).initial_seed() == Seeds(seed).integer(one)
     if one != other:
         first, second = (Seeds(seed).numpy(name).random(4) for name in (one, other))
         assert (first != second).any()
+
+
+def test_streams_are_those_that_runs_had_before():
+    """A change of these makes every run another one."""
+    assert Seeds(3).child("loop").child(2).integer("env") == 1904692474
+    assert Seeds(3).replicates(2)[1].integer("env") == 891335952
 
 
 def test_children_do_not_collide_with_streams_of_the_parent():

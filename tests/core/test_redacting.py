@@ -191,6 +191,8 @@ def test_secrets_in_addresses_and_the_longest_of_them_first(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "correct/horse staple")
     assert redact("correct%2Fhorse, correct/horse staple") == f"{MARK}, {MARK}"
     assert redact("correct%2Fhorse%20staple") == MARK
+    monkeypatch.setenv("OTHER_KEY", "a correct/horse")
+    assert redact("a correct/horse") == MARK
     monkeypatch.setenv("SOME_KEY", 'correct"horse')
     assert redact(json.dumps({"a": 'correct"horse'})) == json.dumps({"a": MARK})
 
