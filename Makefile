@@ -76,7 +76,7 @@ bench: install  ## prints ratios measured side by side
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/finetuning.py --base-steps 150 --sft-steps 40 --grpo-steps 10
 	@# Not here: benchmarks/gpu.py, which ends with an error where there is no GPU, and at toy sizes measures nothing.
 
-mutants: install  ## changes the code in small ways and counts what the tests notice; hours
+mutants: install  ## changes the code in small ways and counts what the tests notice; hours, or a sample by scripts/mutants.py --sample 150
 	$(BIN)/pip install -q -c constraints.txt mutmut
 	$(BIN)/python scripts/mutants.py
 

@@ -27,6 +27,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
 hypothesis.settings.register_profile("llmrl", deadline=None)
 hypothesis.settings.load_profile("llmrl")
+# For scripts/mutants.py: the same examples for every mutant, and no time spent on the smallest one that fails.
+hypothesis.settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
 
-from llmrl.algorithms.advantages import generalized_advantages
-from llmrl.algorithms.ppo import PPO
-from llmrl.core.errors import ConfigError
+from llmrl.algorithms.advantages import RewardScale, generalized_advantages
+from llmrl.algorithms.ppo import PPO, unexplained_variance
+from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
@@ -160,10 +161,173 @@ def test_independent_networks_do_not_share_samples(signal_game):
     assert all(torch.equal(first[k], second[k]) for k in first if k.startswith("members.1"))
 
 
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("size", [None, 16])
+@pytest.mark.parametrize("clip", [0.2, None])
+def test_metrics_are_means_over_all_samples(signal_game, share, size, clip):
+    """Of a policy that stays where it is, and differs from the one that acted."""
+    still = {"learning_rate": 1e-12, "normalize_advantage": False, "value_clip": 0.05, "epochs": 3}
+    policy, ppo, collector = make(signal_game(n_envs=4), share=share, minibatch_size=size, clip=clip, **still)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    shift = 0.3 * torch.randn(rollout.log_prob.shape, generator=Seeds(2).torch("noise"))
+    rollout.log_prob += shift
+    rollout.value += 0.3 * torch.randn(rollout.value.shape, generator=Seeds(3).torch("noise"))
+    advantage, target = ppo.estimate(rollout)
+    parts = {name: [] for name in ("policy", "value", "entropy", "kl", "clip_fraction")}
+    for network, agents in policy.groups():
+        batch = ppo.samples(rollout, agents)
+        with torch.no_grad():
+            logits, value = network(batch)
+        log_probs = logits.log_softmax(-1)
+        log_ratio = log_probs.gather(1, batch["action"][:, None])[:, 0] - batch["log_prob"]
+        ratio, own = log_ratio.exp(), advantage[:, :, agents].flatten()
+        within = ratio if clip is None else ratio.clamp(0.8, 1.2)
+        parts["policy"].append(-torch.minimum(ratio * own, within * own))
+        wanted = target[:, :, agents].flatten()
+        near = batch["value"] + (value - batch["value"]).clamp(-0.05, 0.05)
+        parts["value"].append(0.5 * torch.maximum((value - wanted) ** 2, (near - wanted) ** 2))
+        parts["entropy"].append(-(log_probs.exp() * log_probs).sum(-1))
+        parts["kl"].append(ratio - 1 - log_ratio)
+        parts["clip_fraction"].append(((ratio - 1).abs() > (0.2 if clip else float("inf"))).float())
+    expected = {f"loss/{name}": float(torch.cat(found).mean()) for name, found in parts.items()}
+    assert expected["loss/kl"] > 0.03 and bool(clip) == (expected["loss/clip_fraction"] > 0.3)
+    expected["loss/explained_variance"] = 1 - float((target - rollout.value).var() / target.var())
+    expected["loss/updates"] = 3 * (8 if size else len(policy.members))
+    metrics = ppo.update(rollout, Seeds(0).torch("minibatches"))
+    assert metrics.pop("loss/grad_norm") > 0
+    assert metrics == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(signal_game):
+    policy, ppo, collector = make(signal_game(), epochs=1, minibatch_size=None, max_grad_norm=1e9)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    metrics = ppo.update(rollout, Seeds(0).torch("minibatches"))
+    norm = sum(float(p.grad.square().sum()) for p in policy.parameters()) ** 0.5
+    assert metrics["loss/grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_values_that_explain_nothing_of_targets_that_are_all_alike():
+    target, value = torch.ones(2, 4), torch.tensor([[1.0, 1, 1, 1], [0, 2, 0, 2]])
+    assert unexplained_variance(target, value).tolist() == pytest.approx([0.0, 1e8])
+    target = torch.tensor([0.0, 2.0, 0.0, 2.0])
+    assert float(unexplained_variance(target, target / 2)) == pytest.approx(0.25)
+
+
+def test_losses_that_are_no_numbers_end_it_with_all_of_them(signal_game):
+    _, ppo, collector = make(signal_game())
+    train(ppo, collector, 2)
+    said = (
+        "update 2: the losses are no numbers any more (loss/policy 1, loss/value inf, loss/entropy 0.5, loss/kl nan, "
+        "loss/clip_fraction 0, loss/grad_norm 2). What was saved before is intact; begin from there with a smaller "
+        "agent.ppo.learning_rate or agent.ppo.max_grad_norm, and with a wider floating-point type if it is a "
+        "half-precision one"
+    )
+    with pytest.raises(Diverged, match=f"^{re.escape(said)}$"):
+        ppo.report([1.0, float("inf"), 0.5, float("nan"), 0.0, 2.0], 8, 0.5)
+
+
+class Counting(AlwaysZero):
+    """Its advice is what was done, which it looks for in every minibatch."""
+
+    resets = seen = 0
+
+    def advise(self, rollout):
+        return {"advice": 1 - rollout.action}
+
+    def loss(self, minibatch, logits):
+        assert (minibatch["advice"] == 1 - minibatch["action"]).all()
+        self.seen += len(minibatch["advice"])
+        return super().loss(minibatch, logits)
+
+    def reset(self):
+        self.resets += 1
+
+    def state_dict(self):
+        return {"resets": self.resets}
+
+    def load_state_dict(self, state):
+        self.resets = state["resets"]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_advice_goes_with_its_sample(signal_game, share):
+    _, ppo, collector = make(signal_game(n_envs=4), share=share, teacher=Counting(1.0), epochs=2, minibatch_size=30)
+    metrics = train(ppo, collector, 1)
+    assert ppo.teacher.seen == 2 * 16 * 4 * 2 and metrics["teacher/weight"] == 1.0
+
+
+def test_what_is_saved_has_the_teacher_and_every_optimizer(signal_game):
+    _, ppo, collector = make(signal_game(), share=False, teacher=Counting(1.0))
+    train(ppo, collector, 1)
+    ppo.teacher.resets = 7
+    state = copy.deepcopy(ppo.state_dict())
+    _, again, _ = make(signal_game(), share=False, teacher=Counting(1.0))
+    again.load_state_dict(state)
+    assert again.teacher.resets == 7 and again.updates == 1
+    assert str(again.state_dict()) == str(state)
+    _, shared, _ = make(signal_game(), teacher=Counting(1.0))
+    with pytest.raises(ValueError, match="longer"):
+        shared.load_state_dict(state)
+
+
+def test_rewards_are_scaled_within_their_episodes(signal_game):
+    _, ppo, collector = make(signal_game(horizon=5), scale_rewards=True)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    ended = rollout.terminated | rollout.truncated
+    scale = RewardScale(0.9)
+    scale.see(rollout.reward, ended)
+    ppo.begin(rollout)
+    assert str(ppo.scale.state_dict()) == str(scale.state_dict())
+    advantage, target = ppo.estimate(rollout)
+    reward, done = rollout.reward / scale.deviation, ended[..., None].expand_as(rollout.reward)
+    expected = generalized_advantages(reward, rollout.value, rollout.next_value, done, 0.9, 0.95)
+    torch.testing.assert_close(advantage, expected)
+    torch.testing.assert_close(target, expected + rollout.value)
+
+
+def test_what_a_reset_begins_anew(signal_game):
+    _, ppo, collector = make(signal_game(), teacher=Counting(1.0), scale_rewards=True)
+    first = ppo.scale.state_dict()
+    train(ppo, collector, 2)
+    learnt, updaters = copy.deepcopy(ppo.scale.state_dict()), ppo.updaters
+    ppo.reset(keep_moments=True)
+    assert ppo.updaters is updaters and (ppo.updates, ppo.teacher.resets) == (0, 1)
+    assert str(ppo.scale.state_dict()) == str(first) != str(learnt)
+    ppo.begin_with(learnt)
+    assert str(ppo.scale.state_dict()) == str(learnt)
+    train(ppo, collector, 1)
+    ppo.reset()
+    assert str(ppo.scale.state_dict()) == str(learnt), "that of loaded weights"
+    assert [each.optimizer.state_dict()["state"] for each in ppo.updaters] == [{}] and ppo.teacher.resets == 2
+
+
 def test_target_kl_stops_epochs(signal_game):
     _, ppo, collector = make(signal_game(), target_kl=1e-12, epochs=10)
     metrics = train(ppo, collector, 1)
     assert metrics["loss/updates"] < 10 * 2
+
+
+def test_it_is_the_last_minibatch_of_an_epoch_that_exceeds_target_kl(signal_game):
+    class Told:
+        """An updater that only tells how far the policy has moved."""
+
+        def __init__(self, moved):
+            self.moved = [torch.tensor(kl, dtype=torch.float64) for kl in moved]
+
+        def step(self, batch, loss):
+            return {"kl": self.moved.pop(0)}
+
+    _, ppo, _ = make(signal_game(), target_kl=0.25)
+    epochs = [[{"advantage": torch.ones(2)}] * 2] * 3
+    records = ppo.epochs(Told([0.9, 0.25, 0.1, 0.5, 0.0, 0.0]), epochs)
+    assert [float(record["kl"]) for record in records] == [0.9, 0.25, 0.1, 0.5]
+
+
+def test_every_network_has_an_updater(signal_game):
+    _, ppo, collector = make(signal_game(), share=False)
+    rollout = collector.collect(16, Seeds(1).torch("actions"))
+    with pytest.raises(ValueError, match="shorter"):
+        ppo.fit(rollout, *ppo.estimate(rollout), Seeds(0).torch("minibatches"), ppo.updaters[:1])
 
 
 @pytest.mark.parametrize("share", [True, False])

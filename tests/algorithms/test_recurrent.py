@@ -71,6 +71,9 @@ def test_sequences_deal_every_sample_once(first, size):
     batches = list(dealt.epoch(Seeds(3).torch("order")))
     assert sorted(torch.cat([b["place"] for b in batches]).tolist()) == place.tolist()
     assert all(len(b["place"]) >= (size or steps * rows) for b in batches[:-1])
+    assert size is None or all(len(b["place"]) - b["lengths"][-1] < size for b in batches), (
+        "one stretch fewer is enough"
+    )
     for batch in batches:
         for stretch, before in zip(torch.split(batch["place"], batch["lengths"].tolist()), batch["state"], strict=True):
             time, row = stretch // rows, stretch % rows

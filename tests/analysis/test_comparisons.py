@@ -17,6 +17,7 @@ from llmrl.analysis.bootstrap import (
     probability_of_improvement,
 )
 from llmrl.analysis.statistics import (
+    Levels,
     interquartile_mean,
     mean,
     median,
@@ -148,9 +149,20 @@ def test_profile_falls_from_one_to_zero_and_lies_in_its_band(scores: list[float]
         assert np.isnan(band.low).all()
 
 
+def test_what_runs_share_is_in_the_band_of_a_profile() -> None:
+    scores, levels = np.repeat([0.0, 1.0, 2.0, 3.0], 5), [Levels(np.repeat(range(4), 5).tolist())]
+    profile = performance_profile(scores, np.array([0.5]), levels=levels)
+    above = bootstrap_bands((scores > 0.5)[None].astype(float), {"": mean}, resamples=2000, levels=levels)[""]
+    assert (profile.low, profile.high) == (above.low, above.high)
+    alone = performance_profile(scores, np.array([0.5]))
+    assert profile.high - profile.low > 1.5 * (alone.high - alone.low)
+
+
 def test_one_resample_and_no_groups_are_borne() -> None:
     band = bootstrap_bands(np.array([1.0, 3]), {"mean": mean}, resamples=1)["mean"]
     assert band.low == band.high
+    one = improvement_matrix([[np.array([1.0, 3])], [np.array([2.0, 4])]], resamples=1)
+    assert one.low[0, 1] == one.high[0, 1]
     assert improvement_matrix([]).estimate.shape == (0, 0)
     assert isinstance(improvement_matrix([[np.array([1.0])]]), Band)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.bootstrap import bootstrap_bands, bootstrap_interval, describe, describe_difference
-from llmrl.analysis.statistics import Interval, Levels, analysis_of_variance, interquartile_mean, mean, standard_error
+from llmrl.analysis.statistics import (
+    Interval,
+    Levels,
+    Variance,
+    analysis_of_variance,
+    interquartile_mean,
+    mean,
+    mean_proportion,
+    proportion,
+    standard_error,
+    standard_error_over_tasks,
+)
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
@@ -22,6 +34,8 @@ def test_known_values() -> None:
     assert interquartile_mean(scores) == (4 + 4 + 5 + 5) / 4
     assert interquartile_mean(np.array([0.0, 1, 2, 3, 100])) == 2  # floor(5 / 4) = 1 dropped at either end
     assert interquartile_mean(np.array([1.0, 2, 6])) == 3  # too few to drop any
+    single = np.array([0.1, 0.2], np.float32)
+    assert mean(single) == (np.float64(single[0]) + np.float64(single[1])) / 2, "sums have double precision"
 
 
 def test_estimates_are_over_the_last_axis() -> None:
@@ -120,7 +134,8 @@ def test_describe() -> None:
         (lambda: mean(np.array([])), "no scores"),
         (lambda: mean(np.array([1.0, np.nan])), "NaN"),
         (lambda: bootstrap_interval(np.ones(3), groups=[1, 2]), "2 group labels for 3 scores"),
-        (lambda: bootstrap_interval(np.ones(3), level=95), "level"),
+        *((partial(bootstrap_interval, np.ones(3), level=level), "level") for level in (95, 1, 0)),
+        (lambda: standard_error_over_tasks([np.ones(2), np.ones(2)], [Levels()]), "shorter"),
         (lambda: bootstrap_interval(np.ones((2, 2, 2))), "shape"),
     ],
 )
@@ -191,6 +206,12 @@ def test_societies_and_episodes_are_resampled_within_their_run() -> None:
     assert (still.low, still.high) == (3, 3)
     with pytest.raises(ValueError, match="not the mean of its episodes"):
         bootstrap_bands(np.array([9.0, 3.0]), {"": mean}, resamples=10, levels=[Levels(None, inside)])
+    # Of two episodes, each may be drawn twice; of many, their mean hardly moves.
+    for episodes, half in (([0.0, 4.0], 2.0), ([0.0, 4.0] * 100, 0.2)):
+        band = bootstrap_bands(
+            np.full(2, 2.0), {"": mean}, resamples=4000, levels=[Levels(None, [[np.array(episodes)]] * 2)]
+        )[""]
+        assert (band.low, band.high) == (pytest.approx(2 - half, abs=0.03), pytest.approx(2 + half, abs=0.03))
     # Societies weigh the same, however many episodes each played.
     uneven = [[np.array([0.0]), np.array([1.0] * 30)]] * 2
     band = bootstrap_bands(np.array([0.5, 0.5]), {"": mean}, resamples=4000, levels=[Levels(None, uneven)])[""]
@@ -242,7 +263,7 @@ def test_an_analysis_of_variance_has_no_unit_and_compares_within_strata(
 
 
 def test_what_an_analysis_of_variance_cannot_tell() -> None:
-    assert analysis_of_variance([[np.array([1.0]), np.array([3.0])]]).p is None
+    assert analysis_of_variance([[np.array([1.0]), np.array([3.0])]]) == Variance(math.sqrt(2), None, None)
     still = [np.array([1.0, 1.0]), np.array([3.0, 3.0])]
     assert analysis_of_variance([still]).p == 0.0 and analysis_of_variance([[still[0], still[0]]]).p == 1.0
     with pytest.raises(ValueError, match="two groups"):
@@ -278,7 +299,9 @@ def test_pairs_are_resampled_together_and_others_apart() -> None:
     assert apart["standard_error"] == pytest.approx(error)
     assert (apart["high"] - apart["low"]) / 2 == pytest.approx(1.96 * error, rel=0.1)
     assert apart["high"] - apart["low"] > 5 * (paired["high"] - paired["low"])
-    assert describe_difference(x[:50], y, False)["mean"] == pytest.approx(x[:50].mean() - y.mean())
+    fewer = describe_difference(x[:50], y, False)
+    assert fewer["mean"] == pytest.approx(x[:50].mean() - y.mean())
+    assert fewer["standard_error"] == pytest.approx(math.sqrt(x[:50].var(ddof=1) / 50 + y.var(ddof=1) / 200))
 
 
 def test_a_difference_that_cannot_be_trusted_has_no_interval() -> None:
@@ -291,3 +314,28 @@ def test_a_difference_that_cannot_be_trusted_has_no_interval() -> None:
     ):
         assert (row["standard_error"], row["low"], row["high"]) == (None, None, None)
     assert describe_difference(few, one, False)["mean"] == 2
+
+
+def test_intervals_of_shares() -> None:
+    assert proportion(0, 10).low == 0 and proportion(10, 10).high == 1
+    # Wilson's interval is where the score test would not reject.
+    for successes, n in ((3, 20), (0, 7), (50, 100)):
+        found = proportion(successes, n)
+        assert (found.low > 0) == (successes > 0) and found.low <= found.estimate == successes / n < found.high < 1
+        for bound in {found.low, found.high} - {0}:
+            error = math.sqrt(bound * (1 - bound) / n)
+            assert abs(found.estimate - bound) / error == pytest.approx(1.959964, abs=1e-5)
+    one = Interval(0.5, 0.4, 0.7)
+    assert mean_proportion([one]) == one
+    four = mean_proportion([one] * 4)
+    assert (four.low, four.high) == (pytest.approx(0.45), pytest.approx(0.6))
+    with pytest.raises(ValueError, match="of 0 episodes"):
+        proportion(0, 0)
+
+
+def test_the_mean_over_kinds_is_covered_as_often_as_said() -> None:
+    rng, shares, covered = np.random.default_rng(0), np.array([0.9, 0.5, 0.05, 0.0, 1.0]), 0
+    for _ in range(400):
+        found = mean_proportion([proportion(int(rng.binomial(30, p)), 30) for p in shares])
+        covered += found.low <= shares.mean() <= found.high
+    assert 0.93 < covered / 400 <= 1.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.seeding import Seeds
+from llmrl.core.seeding import Seeds, generators
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.networks import categorical
 
@@ -21,9 +21,17 @@ SPEC = ParameterSpace(
 def test_streams_are_named_and_repeatable(seed, one, other):
     assert Seeds(seed).integer(one) == Seeds(seed).integer(one)
     assert Seeds(seed).child(one).integer(other) == Seeds(seed).child(one).integer(other)
+    assert (Seeds(seed).numpy(one).random(4) == Seeds(seed).numpy(one).random(4)).all()
+    assert Seeds(seed).torch(one).initial_seed() == Seeds(seed).integer(one)
     if one != other:
         first, second = (Seeds(seed).numpy(name).random(4) for name in (one, other))
         assert (first != second).any()
+
+
+def test_streams_are_those_that_runs_had_before():
+    """A change of these makes every run another one."""
+    assert Seeds(3).child("loop").child(2).integer("env") == 1904692474
+    assert Seeds(3).replicates(2)[1].integer("env") == 891335952
 
 
 def test_children_do_not_collide_with_streams_of_the_parent():
@@ -52,7 +60,17 @@ def test_consecutive_replicates_are_the_runs_of_the_next_seeds():
     assert (first.root, second.root) == ("3", "4")
 
 
+def test_generators_of_equal_seeds_are_one_or_draw_alike():
+    apart, shared = generators([3, 3, 4]), generators([3, 3, 4], shared=True)
+    drawn = [torch.rand(1, generator=each).item() for each in apart]
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(map(id, apart))) == 3
+    assert shared[0] is shared[1] is not shared[2]
+    again = [torch.rand(1, generator=each).item() for each in shared]
+    assert (again[0], again[2]) == (drawn[0], drawn[2]) and again[1] != again[0]
+
+
 def test_negative_seed_is_refused():
+    Seeds(0)
     with pytest.raises(ValueError, match="non-negative"):
         Seeds(-1)
 

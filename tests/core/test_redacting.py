@@ -5,6 +5,7 @@ import re
 import shlex
 import string
 import time
+from functools import partial
 from pathlib import Path
 
 import llmrl.conf
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrl
+from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import (
     MARK,
@@ -76,6 +78,63 @@ def test_forms_of_secrets_are_redacted(secret, around):
     assert redact(redact(text)) == redact(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("see http://user:correcthorse@host/v1, please", f"see http://{MARK}@host/v1, please"),
+        ("http://h/v1?a=b&X-Auth-Token=correcthorse&c=d#e", f"http://h/v1?a=b&X-Auth-Token={MARK}&c=d#e"),
+        ("http://h/v1?a=b&amp;api%5Fkey=correcthorse", f"http://h/v1?a=b&amp;api%5Fkey={MARK}"),
+        ("a=b&X-Auth-Token=correcthorse", f"a=b&X-Auth-Token={MARK}"),
+        ("(Bearer abc123.)", f"(Bearer {MARK})"),
+        ("authorization: token abc123 or", f"authorization: token {MARK} or"),
+        ("Bearer aBcdef", f"Bearer {MARK}"),
+        ("a bearer certificate. Bearer Certificates", None),
+        ("sk-ab-abcdefghi1", MARK),
+        ("sk_ab-abcdefghi1", MARK),
+        ("sk-abc-abcdefgh1", None),
+        ("sk-abcdefghijk", None),
+        ("sk-abcdefghijkL", MARK),
+        ("sk-a1-b2-c3-d4", None),
+        ("sk-A1-b2-c3-d45", MARK),
+    ],
+)
+def test_what_is_left_of_a_text(text, left):
+    assert redact(text) == (text if left is None else left)
+
+
+@pytest.mark.parametrize(
+    ("code", "left"),
+    [
+        ('x = {"api_key": "abc", "b": 1}', f'x = {{"api_key": "{MARK}", "b": 1}}'),
+        ("my_password=abc next", f"my_password={MARK} next"),
+        ("export OPENAI_API_KEY='abc'; run", f"export OPENAI_API_KEY='{MARK}'; run"),
+        *(
+            (code, None)
+            for code in (
+                "api_key_env=MY_KEY",
+                "api_key_header: api-key",
+                "api-key-env: MY_KEY",
+                "api_key_query=key",
+                "pad_token=abc",
+                "password=$HOME",
+                "password=[a]",
+                "password=12.5",
+                "password=None",
+            )
+        ),
+    ],
+)
+def test_what_is_left_of_code(code, left):
+    assert redact_code(code) == (code if left is None else left)
+
+
+def test_what_is_left_of_a_command_line():
+    given_ = ["run", "--api-key", "abc", "-my-password", "abc", "api_key=abc", "--keys", "abc"]
+    left = ["run", "--api-key", MARK, "-my-password", MARK, f"api_key={MARK}", "--keys", "abc"]
+    assert redact_arguments(given_) == left
+    assert redact_arguments(["abc", "run", "--token"]) == ["abc", "run", "--token"]
+
+
 @pytest.mark.parametrize("secret", SECRETS)
 def test_forms_of_secrets_are_refused_and_not_repeated(secret):
     for place in ("llm.base_url", "name", "env.kwargs.anything"):
@@ -109,6 +168,7 @@ def test_variables_named_like_secrets(name, monkeypatch):
 
 
 def test_a_variable_that_holds_a_key_under_another_name(monkeypatch):
+    monkeypatch.setattr(secrets, "_named", set())  # no test after this one knows of the variable
     monkeypatch.setenv("MY_OPENAI", "correcthorse")
     assert redact("correcthorse") == "correcthorse"
     protect("MY_OPENAI")
@@ -119,12 +179,37 @@ def test_short_values_and_places_are_none(monkeypatch, tmp_path):
     monkeypatch.setenv("SOME_KEY", "none")
     monkeypatch.setenv("OTHER_CREDENTIALS", str(tmp_path))
     assert redact(f"none {tmp_path}") == f"none {tmp_path}"
+    monkeypatch.setenv("SOME_KEY", "1234567")
+    monkeypatch.setenv("ANOTHER_KEY", "Xcorrect")
+    monkeypatch.chdir(tmp_path)
+    Path("Xcorrect").touch()
+    assert redact("1234567 Xcorrect") == f"1234567 {MARK}", "a place is not relative to the one where a run is begun"
+
+
+def test_secrets_in_addresses_and_the_longest_of_them_first(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "correct/horse")
+    monkeypatch.setenv("OTHER_KEY", "correct/horse staple")
+    assert redact("correct%2Fhorse, correct/horse staple") == f"{MARK}, {MARK}"
+    assert redact("correct%2Fhorse%20staple") == MARK
+    monkeypatch.setenv("OTHER_KEY", "a correct/horse")
+    assert redact("a correct/horse") == MARK
+    monkeypatch.setenv("SOME_KEY", 'correct"horse')
+    assert redact(json.dumps({"a": 'correct"horse'})) == json.dumps({"a": MARK})
 
 
 def test_all_of_nested_data(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "correcthorse")
     given_ = {"correcthorse": [1, None, True, ("correcthorse",), {"a": 0.5, "b": "correcthorse"}]}
     assert redact_all(given_) == {MARK: [1, None, True, [MARK], {"a": 0.5, "b": MARK}]}
+
+
+def test_given_secrets_stand_for_those_of_the_environment(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "correcthorse")
+    text, left = "a staple, a correcthorse", f"a {MARK}, a correcthorse"
+    assert redact(text, ["staple"]) == redact_code(text, ["staple"]) == left
+    assert redact_all({text: [text]}, ["staple"]) == {left: [left]}
+    assert fault("a.b", "staple", ["staple"]) is not None
+    assert fault("a.b", "correcthorse", ["staple"]) is None
 
 
 @pytest.mark.parametrize(
@@ -172,6 +257,25 @@ def test_what_is_no_name_of_a_variable(name, monkeypatch):
     assert not name or fault("llm.api_key_env", name) == wrong
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("two words", "is no name of a variable"),
+        ("", "is no name of a variable"),
+        (24 * "A", "looks like a key itself"),
+        ("MY_ABCDEFGHIJK1", "looks like a key itself"),
+        ("a" * 23, "is not set, and not spelt like a variable (capital letters, digits, underscores)"),
+        ("abcdefghij1", "is not set, and not spelt like a variable (capital letters, digits, underscores)"),
+        (23 * "A", None),
+        ("ABCDEFGHIJ1_ABC", None),
+    ],
+)
+def test_what_is_said_of_a_name(name, wrong):
+    said = "must name the environment variable that holds the key, such as OPENAI_API_KEY; what is given {}. "
+    said += "(It is not repeated here: it may be the key)"
+    assert variable_fault(name) == (None if wrong is None else said.format(wrong))
+
+
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "MY_KEY", "KEY2", "LAB_GPT4O_KEY", "A", "AZURE_OPENAI_KEY_2026"])
 def test_names_of_variables(name):
     assert variable_fault(name) is None
@@ -182,6 +286,49 @@ def test_an_unusual_name_is_one_if_it_is_set(monkeypatch):
     monkeypatch.setenv("myOpenAiKey", "correcthorse")
     assert variable_fault("myOpenAiKey") is None
     assert variable_fault("correcthorse") is not None
+
+
+INSTEAD = (
+    ". Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
+    "llm.api_key_header, llm.api_key_query). What is in a config is written down"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("a.b", "${oc.env:MY_KEY}", "reads the environment variable MY_KEY, which holds a secret"),
+        ("a.b", "${oc.env:${c}}", "reads the environment variable whose name is not plain"),
+        ("a.b", "http://user:correcthorse@host/v1", "holds a user name or password in an address"),
+        ("a.b", "user:pw@host:80/v1", "holds a user name or password in an address"),
+        ("a.b", "http://h/v1?a=b&sig=1", "holds an address with what looks like a key among its parameters"),
+        ("a.b", "sk-live-SECRETSECRET", "holds what looks like a key or password"),
+        ("a.b", "my_password=abc", "holds what looks like a key or password"),
+        ("a.my_token", "abcdefgh", "holds what looks like a key or password"),
+        *(("a.my_token", value, None) for value in ("abcdefg", "$abcdefgh", "<abcdefgh>", "?abcdefgh", "12345678.5")),
+        ("my_token.a", "abcdefgh", None),
+        ("a.key", "abcdefgh", None),
+        ("a.b", "", None),
+    ],
+)
+def test_what_is_said_of_a_value(name, value, wrong):
+    assert fault(name, value) == (None if wrong is None else wrong + INSTEAD)
+
+
+def test_what_is_said_of_a_config_and_of_a_command_line():
+    wrong = "holds what looks like a key or password" + INSTEAD
+    for call, where in (
+        (partial(refuse, {"a": {"my_token": [1, "abcdefgh"]}}), "a.my_token[1]"),
+        (partial(refuse, {1: {"my_token": "abcdefgh"}}), "1.my_token"),
+        (partial(refuse, {f"sk-{DRAWN}": 1}), "a key in the config"),
+        (partial(refuse, {"a": [{f"sk-{DRAWN}": 1}]}), "a key in a[0]"),
+        (partial(refuse_arguments, ["a=1", "+a.my_token=abcdefgh"]), "a.my_token"),
+        (partial(refuse_arguments, ["X.my_token=abcdefgh"]), "X.my_token"),
+        (partial(refuse_arguments, ["a=1", f"sk-{DRAWN}=1"]), "argument 2"),
+        (partial(refuse_arguments, ["a=1", f"sk-{DRAWN}"]), "argument 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(f'{where} {wrong}')}$"):
+            call()
 
 
 @pytest.mark.parametrize(

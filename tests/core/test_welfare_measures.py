@@ -10,7 +10,7 @@ import pytest
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.core.errors import ConfigError
-from llmrl.core.welfare_measures import MEASURES, OBJECTIVES, Objective
+from llmrl.core.welfare_measures import MEAN, MEASURES, OBJECTIVES, Objective
 from llmrl.llms.call_log import read_calls
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,12 +33,20 @@ def test_the_comment_of_the_option_names_every_objective():
     assert " | ".join(OBJECTIVES) in re.sub(r"[\s#]+", " ", comment)
 
 
+def test_the_payoff_is_told_with_the_number_of_others():
+    told = OBJECTIVES["equality_productivity"].told
+    assert "1 - D / (2 * 4 * S), where" in told(5) and "1 - D / (2 * 1 * S), where" in told(1)
+    own = Objective(name="own", of=MEAN.of, formula="", payoff="{n_agents} agents, {others} others, {{braces}}")
+    assert own.told(3) == "3 agents, 2 others, {braces}"
+
+
 @pytest.mark.parametrize("principal", ["random", "none"])
 def test_an_unknown_name_is_refused_with_those_there_are(tmp_path, principal):
     with pytest.raises(ConfigError) as refused:
         run(*TINY, f"principal={principal}", "design.objective=fairness", f"output_root={tmp_path}")
     said = str(refused.value)
-    assert said.startswith("design.objective='fairness': ") and ", ".join(OBJECTIVES) in said
+    assert said.startswith("design.objective='fairness': ")
+    assert f"there is no such objective; there are {', '.join(OBJECTIVES)}, or one of your own" in said
 
 
 def test_one_of_ones_own_is_said_in_one_place(tmp_path):

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.commons import Commons
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.envs.mechanism_text import MechanismReport, fields, rules_in_words
+from llmrl.envs.mechanism_text import MechanismReport, example, fields, rules_in_words
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
@@ -180,3 +181,77 @@ def test_the_goal_says_nothing_that_a_mechanism_makes_wrong():
     assert "nothing else does" in plain and "cleaning itself is not rewarded" in plain
     assert "nothing else does" not in paid and "not rewarded" not in paid
     assert "a step of cleaning -1" in paid
+
+
+SPACE = ParameterSpace(
+    "toll", (Parameter("toll", 0.0, 2.0, "coins", "paid a step"), Parameter("gift", -1.0, 1.0, "coins", "got a step"))
+)
+FACTS = {"steps": "steps that you took"}
+
+
+class TestWords:
+    """Word by word, as players read it."""
+
+    def test_rules(self):
+        before = "Before payments, a step is rewarded like this: an apple 1."
+        told = (
+            f"{before} A planner sets these numbers, the same for all players, and they can change: "
+            "toll (from 0 to 2, coins): paid a step; gift (from -1 to 1, coins): got a step."
+        )
+        assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", True) == f"{told} Nobody pays."
+        assert rules_in_words(SPACE, "an apple 1", "", True) == told
+        hidden = f"{before} A planner adds payments, positive or negative, whose rules you are not told."
+        assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", False) == hidden
+
+    def test_fields(self):
+        made_of = "what your last reward was made of. before_payments: what the game paid; payments: "
+        facts = ("steps", "steps that you took")
+        assert fields(SPACE, FACTS, True) == (
+            ("mechanism", "the numbers that are set now: toll, gift"),
+            ("last_reward", f"{made_of}what each number added to it or took from it, without zeros"),
+            facts,
+        )
+        assert fields(SPACE, FACTS, False) == (("last_reward", f"{made_of}the rest"), facts)
+
+    def test_the_longest_report(self):
+        parts = {"toll": 0.246, "gift": 0.123}
+        last = {"before_payments": 1, "payments": parts}
+        assert example(SPACE, FACTS, True) == {"mechanism": parts, "last_reward": last, "steps": 1}
+        assert example(SPACE, FACTS, False) == {"last_reward": {"before_payments": 1, "payments": 0.369}, "steps": 1}
+        assert type(example(SPACE, FACTS, True)["steps"]) is int, "1 and not 1.0 is what players read"
+
+    def test_a_report_is_of_its_game_and_player_since_the_episode_began(self):
+        report = MechanismReport(SPACE, 2, 2, True, FACTS)
+        first, second = {"toll": 0.5, "gift": 0}, {"toll": 2, "gift": -1}
+        values = np.array([list(first.values()), list(second.values())])
+        fresh = {"mechanism": second, "steps": 0}
+        assert report.told(1, 1, values[1]) == fresh
+        jacobian = np.array([[[-1.0, 0.0], [1.0, 1.0]], [[-0.5, 3.0], [0.00001, 0.0]]])
+        took = {"steps": np.array([[1.0, 2.0], [3.0, 4.5]])}
+        report.settle(np.array([[1.0, 2.0], [0.123456, 7.0]]), jacobian, values, np.array([True, True]), took)
+        told = {
+            (0, 0): {"mechanism": first, "last_reward": {"before_payments": 1, "payments": {"toll": -0.5}}, "steps": 1},
+            (0, 1): {"mechanism": first, "last_reward": {"before_payments": 2, "payments": {"toll": 0.5}}, "steps": 2},
+            (1, 0): {
+                "mechanism": second,
+                "last_reward": {"before_payments": 0.1235, "payments": {"toll": -1, "gift": -3}},
+                "steps": 3,
+            },
+            (1, 1): {"mechanism": second, "last_reward": {"before_payments": 7, "payments": {}}, "steps": 4.5},
+        }
+
+        def all_told(of):
+            return {(game, player): of.told(game, player, values[game]) for game, player in told}
+
+        assert all_told(report) == told
+        # A step of the first game alone leaves what the second had; so does a new episode of the first.
+        nothing, still = np.zeros((2, 2)), {"steps": np.zeros((2, 2))}
+        again = MechanismReport(SPACE, 2, 2, True, FACTS)
+        again.load_state_dict(report.state_dict())
+        again.settle(nothing, np.zeros((2, 2, 2)), values, np.array([True, False]), still)
+        unpaid = {"mechanism": first, "last_reward": {"before_payments": 0, "payments": {}}, "steps": 0}
+        assert all_told(again) == {**told, (0, 0): unpaid, (0, 1): unpaid}
+        assert all_told(report) == told, "a state is a copy"
+        report.begin(np.array([True, False]))
+        begun = {"mechanism": first, "steps": 0}
+        assert all_told(report) == {**told, (0, 0): begun, (0, 1): begun}

@@ -69,6 +69,29 @@ def test_reset_forgets_the_income_of_the_games_in_the_mask_only():
     np.testing.assert_allclose(reward[:, 1], [4 * 0.1 / 2, 4 * 0.5 / 2], rtol=1e-6)
 
 
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_restored_tax_knows_the_income_of_the_steps_before(tensors):
+    import torch
+
+    as_it_is = torch.as_tensor if tensors else np.asarray
+
+    def step(tax, raw):
+        raw = as_it_is(np.array([raw], np.float32))
+        happened = SocietyEvents(raw, None, as_it_is(np.ones((1, 2), bool)))
+        return tax.settle(happened, as_it_is(RATES)).reward_jacobian.tolist()
+
+    tax, later, fresh = BracketedTax(window=2), BracketedTax(window=2), BracketedTax(window=2)
+    assert tax.state_dict() == {"past": None}
+    for raw in ([2, 0], [1, 1]):
+        step(tax, raw)
+    state = tax.state_dict()
+    expected = [step(tax, raw) for raw in ([1, 1], [1, 0])]
+    later.load_state_dict(state)
+    assert [step(later, raw) for raw in ([1, 1], [1, 0])] == expected
+    assert step(fresh, [1, 1]) != expected[0]
+    assert state["past"].tolist() == [[[1, 1]], [[2, 0]]], "newest first, and a copy"
+
+
 @pytest.mark.parametrize("edges", [[0], [0, 1, 2, 3]])
 def test_there_are_as_many_counts_as_brackets(edges):
     tax = BracketedTax(edges=edges, multiplier=0)
@@ -151,6 +174,11 @@ def test_incentives(count, raw, cleaned, present, base, paid):
     by_kind = [settlement.metrics[f"incentives_{kind}"][0] for kind in ("eat", "clean", "other")]
     assert by_kind == pytest.approx([due * (k == paid) for k in range(3)])
     assert settlement.metrics["paid_cleans"][0] == (paid == 1)
+
+
+def test_cleaning_is_worth_what_it_is_set_to():
+    settlement = Incentives(2.0, -0.25).settle(events([[0, 3, 0]], [[2, 0, 0]]), PAY)
+    assert settlement.base_reward.tolist() == [[-0.25, 6.0, 0.0]]
 
 
 def test_removed_players_are_paid_on_request():

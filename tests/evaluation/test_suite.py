@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import yaml
 import llmrl
 from errands import Errands, Reader
 from experiments import compose, only_run_folder, run_experiment
-from llmrl.analysis.statistics import Interval, mean_proportion, proportion
 from llmrl.analysis.suite_groups import experiments
 from llmrl.cli.evaluate import main, split_words
 from llmrl.config.builder import Builder
@@ -282,31 +280,6 @@ def test_what_makes_no_sense_is_refused(tmp_path, suite_file, capsys, words, mes
 def test_words_about_the_suite_are_not_taken_for_runs():
     words, rest = split_words(["outputs/x/s0", "suite=toy", "--seed", "3", "suite.episodes=4"])
     assert (words, rest) == (["suite=toy", "episodes=4"], ["outputs/x/s0", "--seed", "3"])
-
-
-def test_intervals_of_shares():
-    assert proportion(0, 10).low == 0 and proportion(10, 10).high == 1
-    # Wilson's interval is where the score test would not reject.
-    for successes, n in ((3, 20), (0, 7), (50, 100)):
-        found = proportion(successes, n)
-        for bound in (found.low, found.high):
-            if 0 < bound < 1:
-                error = math.sqrt(bound * (1 - bound) / n)
-                assert abs(found.estimate - bound) / error == pytest.approx(1.959964, abs=1e-5)
-    one = Interval(0.5, 0.4, 0.7)
-    assert mean_proportion([one]) == one
-    four = mean_proportion([one] * 4)
-    assert (four.low, four.high) == (pytest.approx(0.45), pytest.approx(0.6))
-    with pytest.raises(ValueError, match="of 0 episodes"):
-        proportion(0, 0)
-
-
-def test_the_mean_over_kinds_is_covered_as_often_as_said():
-    rng, shares, covered = np.random.default_rng(0), np.array([0.9, 0.5, 0.05, 0.0, 1.0]), 0
-    for _ in range(400):
-        found = mean_proportion([proportion(int(rng.binomial(30, p)), 30) for p in shares])
-        covered += found.low <= shares.mean() <= found.high
-    assert 0.93 < covered / 400 <= 1.0
 
 
 def shipped(name):

@@ -30,6 +30,7 @@ def per_million(*pairs):
 def test_tokens_times_their_prices():
     assert cost(PLAIN, 300, 20) == per_million((300, 4), (20, 10))
     assert cost(replace(PLAIN, price_share=0.5), 300, 20) == per_million((150, 4), (10, 10))
+    assert cost(PLAIN, 0, 20) == cost(WRITING, 0, 20) == per_million((20, 10)), "an empty prompt is free"
 
 
 def test_tokens_read_from_the_cache_have_their_own_price():

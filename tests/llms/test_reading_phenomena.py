@@ -5,9 +5,11 @@ Written and labelled, by the rules in `corpus/README.md`, by who mends the reade
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.object_parser import ObjectParser, TextParser
 from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.structured import InvalidReply
 
@@ -19,6 +21,7 @@ GRID, GRID_BY_NUMBER = ChoiceParser(MINIGRID), ChoiceParser(MINIGRID, numbered=T
 STICKS = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)])
 STICKS_BY_NUMBER = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)], numbered=True)
 TRAFFIC = ChoiceParser(["keep", "switch"], ["keep the phase", "switch the lights to the other road"])
+LEFTS, LOADS = ChoiceParser(["turn left", "step left", "stay"]), ChoiceParser(["drop", "drop off"])
 WALKS = [("explore", False), ("go to", True), ("pick up", True), ("drop", True), ("open", True)]
 ROOM = PlanParser(WALKS, ["key", "door"], 20, "Agent sees <key>, <door>, holds <nothing>.")
 COLOURS = PlanParser(
@@ -162,6 +165,15 @@ SAID = [
     (TAXI, 'The expected output, as in the example, is {"action": "north"}. I do not know the state.', None),
     (TAXI, 'Following the example, my answer is {"action": "north"}.', "north"),
     (TAXI, 'Here is the answer in the format of the example:\n\n{"action": "north"}', "north"),
+    (TAXI, "| Option | Action | Next |\n|---|---|---|\n| A | north | west |\n| B | south | east |\n\n"
+           "I choose option B.", "south"),
+    (GRID, '{"action": "two"}', "go forward"),
+    (GRID_BY_NUMBER, '{"action": "two"}', "go forward"),
+    (GRID, '{"action": "left"}', "turn left"),
+    (GRID, '{"action": "left, then turn right at the wall"}', None),
+    (GRID, '{"action": "north"}', None),
+    (LEFTS, '{"action": "left"}', None),
+    (LOADS, '{"action": "d\u00e9poser"}', None),
     (TAXI, 'In the example the taxi went south. I go north.\n\n{"action": "north"}', "north"),
 ]  # fmt: skip
 
@@ -185,6 +197,13 @@ PLANS = {
         (ROOM, "<plan>\n<step>go to key</step>\n<step>pick up key</step>\n</plan>", FETCH),
         (ROOM, '<plan>\n<step skill="..." object="..."/>\n</plan>', None),
         (ROOM, '<plan>\n<step skill="fly" object="key"/>\n</plan>', None),
+    ],
+    "objects": [
+        (ROOM, '{"plan": {"action": "go to", "object": "key"}}', (("go to", "key"),)),
+        (ROOM, '{"plan": [{"skill": "go to", "object": {"name": "key"}}, {"skill": "pick up", "object": ["key"]}]}',
+         FETCH),
+        (ROOM, '{"plan": ["I should go to the key", "then finally pick up it", "Next I must go to door"]}',
+         (*FETCH, ("go to", "door"))),
     ],
     "calls": [
         (ROOM, "The agent should execute:\n\ngo_to(key)\npick_up(key)\n\nThen it holds the key.", FETCH),
@@ -228,6 +247,7 @@ PLANS = {
         (ROOM, "| # | Skill | Object | Why |\n|---|---|---|---|\n| 1 | go to | key | near |\n| 2 | pick up | "
                "key | - |", FETCH),
         (ROOM, "\u8ba1\u5212\uff1a\n1\u3001\u8d70\u5230\u94a5\u5319\n2\u3001\u62fe\u53d6\u94a5\u5319", FETCH),
+        (ROOM, "| Step | To |\n|---|---|\n| go to | key |\n| pick up | key |", None),
         (ROOM, "Step 1: look at the state. Step 2: think about the key. Step 3: decide.", None),
         (ROOM, "## Step 1: Analyze the state\nThe agent sees a key.\n\n## Step 2: Decide\nI am not sure.", None),
         (ROOM, "The agent cannot:\n* go to the key\n* pick up the key", None),
@@ -275,3 +295,67 @@ PLANS = {
 )
 def test_plans(question, reply, plan):
     assert read(question, reply) == plan
+
+
+class Thing(BaseModel):
+    number: int
+    text: str = ""
+
+
+THING, LESSON = ObjectParser(Thing), TextParser("lesson", 40)
+TOLD = [
+    (ROOM, '{"plan": []}', "a plan has 1 to 20 steps, and this one has 0"),
+    (ROOM, '{"plan": [{"skill": "fly", "object": "key"}]}',
+     "there is no skill 'fly'; there are explore, go to, pick up, drop, open"),
+    (ROOM, '{"plan": [{"skill": "go to", "object": "moon"}]}',
+     "the skill 'go to' needs an object of this state, and 'moon' is none; there are: key, door"),
+    (ROOM, '{"a": [{"skill": "go to", "object": "key"}], "b": [{"skill": "go to", "object": "door"}]}',
+     "there are several different plans in the reply; give one"),
+    (ROOM, '{"plan": [""]}', "there is no skill ''; there are explore, go to, pick up, drop, open"),
+    (ROOM, "Nothing.", "there is no plan in the reply, and no JSON object"),
+    (TAXI, '{"action": "fly"}', "the action 'fly' does not exist"),
+    (TAXI, f'{{"action": "{80 * "f"}"}}', f"the action '{59 * 'f'} does not exist"),
+    (TAXI, '{"a": {"action": "north"}, "b": {"action": "south"}}',
+     "there are several different actions in the reply; give one"),
+    (THING, '{"text": 1}', "the field 'number' is missing; the field 'text': input should be a valid string, got 1"),
+    (THING, f'{{"number": "{90 * "x"}"}}',
+     "the field 'number': input should be a valid integer, unable to parse string as an integer, got "
+     f'"{79 * "x"}'),
+    (THING, '{"other": 1}', "there is no JSON object of the form asked for in the reply"),
+    (LESSON, '{"lesson": " "}', "the lesson is empty or no text"),
+    (LESSON, '{"lesson": 4}', "the lesson is empty or no text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"Number": 1, "text": "a"}',
+        '[{"number": 1, "text": "a"}]',
+        '{"thing": [{"other": 2, "number": 1, "text": "a"}]}',
+    ],
+)
+def test_objects(reply):
+    assert parse_answer(reply, THING).answer == Thing(number=1, text="a")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"lesson": "Look twice."}',
+        '{"lesson": ["Look twice."]}',
+        '[{"lesson": "Look twice."}]',
+        '{"a": {"Lesson": "Look twice."}}',
+        "My lesson: Look twice.",
+        "Look twice.\n\nLesson: Look twice.",
+    ],
+)
+def test_texts(reply):
+    assert parse_answer(reply, LESSON).answer == "Look twice."
+
+
+@pytest.mark.parametrize(("question", "reply", "told"), TOLD)
+def test_what_a_model_is_told_of_a_reply_without_an_answer(question, reply, told):
+    with pytest.raises(InvalidReply) as invalid:
+        parse_answer(reply, question)
+    assert str(invalid.value) == told

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.number_parser import in_words
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply
 
@@ -16,6 +17,7 @@ MARKET = VectorParser(["price", "bonus", "share", "fine"], bounds=[(0, 100), (-5
 KNOBS = VectorParser(["x0", "x1"], bounds=[(-1, 3)] * 2, turn=2)
 ROOM = VectorParser(["lever_0", "lever_1", "lever_2", "door", "start"], bounds=[(0, 5)] * 5, turn=9)
 FISH = VectorParser(["quota", "fee"], bounds=[(0, 30), (0, 2)], turn=4)
+FEE = VectorParser(["fee"], bounds=[(0, 2)], turn=4)
 DRONE = VectorParser(["throttle", "turn"], bounds=[(0, 1), (-45, 45)], wanted="action")
 LINE = VectorParser([f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, turn=4, tried=[[1, 2, 3]])
 SECOND = VectorParser([f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, turn=4, proposal=2)
@@ -36,6 +38,8 @@ FORMS = {
         (DRONE, '{"action": {"throttle": "0.6", "turn": "-15%"}}', None),
         (MARKET, '{"price": "42%", "bonus": 1, "share": 0.3, "fine": 5}', None),
         (MARKET, "price: 42 %; bonus: 1; share: 0.3; fine: 5", None),
+        (DRONE, '{"throttle_torque": 0.6, "Turn torque": -15}', [0.6, -15]),
+        (DRONE, '{"params[0]": 0.6, "params[1]": -15}', None),
         (DRONE, "throttle: 50-60 %, turn: 10\u00b0", None),
     ],
     "glosses": [
@@ -161,6 +165,7 @@ FORMS = {
          [1, 2, 1, 1, 1, 3, 2, 2, 0]),
         (MAZE, "Row 0: 1 2 1\nRow 1: 1 1 3\nRow 2: 2 2 0", [1, 2, 1, 1, 1, 3, 2, 2, 0]),
         (MAZE, "| 1 | 2 | 1 |\n|---|---|---|\n| 1 | 1 | 3 |\n| 2 | 2 | 0 |", [1, 2, 1, 1, 1, 3, 2, 2, 0]),
+        (MAZE, "3\n1 2 1\n1 1 3\n2 2 0", [1, 2, 1, 1, 1, 3, 2, 2, 0]),
         (MAZE, "1 2 1\n1 1 3", None),
     ],
     "typeset": [
@@ -176,6 +181,8 @@ FORMS = {
         (PAY, r'\boxed{\{"eat": 0, "clean": 2.2, "other": 0\}}', [0, 2.2, 0]),
         (PAY, r"\begin{aligned} \text{eat} &= 0 \\ \text{clean} &= 2.2 \\ \text{other} &= 0 \end{aligned}",
          [0, 2.2, 0]),
+        (TAX, r"\boxed{\tfrac{1}{4}, \mathbf{\mathrm{0.5}}, 0.75}", [0.25, 0.5, 0.75]),
+        (KNOBS, "The best point was $(1, 2)$. x0 = 1.5, x1 = 0.5", [1.5, 0.5]),
         (LINE, r"\boxed{x, y, z}", None),
         (LINE, r"\begin{pmatrix} a & b & c \end{pmatrix}", None),
         (LINE, r"\boxed{-2.35, 5.95}", None),
@@ -203,9 +210,22 @@ FORMS = {
         (KNOBS, "**Candidate 1:** x0 = 1, x1 = 1\n**Candidate 2:** x0 = 3, x1 = -1\n\n**Selected: Candidate "
                 "1**", [1, 1]),
         (KNOBS, "1. x0 = 1, x1 = 1 (centre)\n2. x0 = 3, x1 = -1 (corner)\n\nI submit the first one.", [1, 1]),
+        (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nI choose B.\n\n"
+                '{"x0": 3, "x1": -1}\n\n{"x0": 3, "x1": -1}', [3, -1]),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nTell me which one you'd like.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nReply with A or B.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nB is riskier than A.", None),
+    ],
+    "quotations": [
+        (KNOBS, 'I "do" this: {"x0": 1, "x1": 2} "really"', [1, 2]),
+        (KNOBS, 'The prompt says "answer {"x0": 1, "x1": 2}".', None),
+        (KNOBS, '{"x0": 1, "x1": 2}\n\nMy answer: {"x0": 2, "x1": 2}', [2, 2]),
+        (KNOBS, '{"x0": 1, "x1": 2}\n\nMy answer: {"x0": 2, "x1": 2}, as shown in the JSON above.', None),
+    ],
+    "alone": [
+        (FEE, "0.4", [0.4]),
+        (FEE, "Intro\nSome words.\nfee: 0.4\n\nIn a list, [0.5].", [0.4]),
+        (FEE, "Some words of a fee: 0.4 of them.\n\nIn a list, [0.5].", None),
     ],
     "others": [
         (SECOND, "The first of the three proposals refines the best row (something like 0.9, 4.2, 0.6). As the "
@@ -233,3 +253,112 @@ def test_numbers(question, reply, numbers):
     if isinstance(found, np.ndarray):
         found = pytest.approx(found[0].tolist())
     assert numbers == found
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("twenty-five", 25),
+        ("minus two", -2),
+        ("negative one half", -0.5),
+        ("a half", 0.5),
+        ("three quarters", 0.75),
+        ("two thirds", 2 / 3),
+        ("two and a quarter", 2.25),
+        ("two and one half", 2.5),
+        ("twenty one and a half", 21.5),
+        ("minus twenty-one and one quarter", -21.25),
+        ("zero point two five", 0.25),
+        ("point five", 0.5),
+        ("nothing", 0),
+        ("two three half", None),
+        ("twenty one half", None),
+        ("minus minus two and a half", None),
+        ("half two", None),
+        ("five twenty", None),
+        ("ten point ten", None),
+        ("two point", None),
+        ("some", None),
+        ("", None),
+    ],
+)
+def test_numbers_in_words(said, number):
+    assert in_words(said) == number
+
+
+SEVERAL = VectorParser(["x", "y"], 2)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"proposals": [[1, 2], [3, 4]]}',
+        "[[1, 2], [3, 4]]",
+        "[[[1, 2], [3, 4]]]",
+        "[[1, 2], [3, 4], [5, 6]]",
+        '{"proposals": [{"x": 1, "y": 2}, {"y": 4, "x": 3}]}',
+        '{"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 4}}',
+        '{"reasoning": {"x": 5, "y": 6}, "a": {"x": 1, "y": 2}, "b": [3, 4]}',
+        '{"x": 1, "y": 2}\n\n{"x": 3, "y": 4}',
+        '{"a": {"proposals": [[1, 2], [3, 4]]}}',
+    ],
+)
+def test_several_lists_of_numbers(reply):
+    assert parse_answer(reply, SEVERAL).answer.tolist() == [[1, 2], [3, 4]]
+
+
+PAIRS = VectorParser(["x", "y"], 3)
+MANY = VectorParser([f"p{i}" for i in range(12)])
+TOLD = [
+    (KNOBS, "", "the reply is empty: there is no list of 2 numbers in it"),
+    (PAIRS, " \n", "the reply is empty: there is no 3 lists of 2 numbers in it"),
+    (DRONE, "Nothing.", "there is no action in the reply, and no JSON object"),
+    (KNOBS, "<think>x0 is", "the reply ends inside a thought: there is no list of 2 numbers after it"),
+    (KNOBS, "{Nothing.", "there is no list of 2 numbers in the reply; its JSON breaks at line 1, column 2, near "
+                         "'{Nothing.': Expecting property name enclosed in double quotes"),
+    (KNOBS, 'Text {\n  "x0": 1,\n  "x1": 0.5.5\n}',
+     "x1 must be a number, got '0.5.5'; its JSON breaks at line 3, column 12, near "
+     "'{\\n  \"x0\": 1,\\n  \"x1\": 0.5.5\\n}': Expecting ',' delimiter"),
+    (KNOBS, '{"x0": 1}', "there is no number for x1"),
+    (KNOBS, "x0: 1", "there is no number for x1"),
+    (MANY, '{"p11": 1}', "there is no number for p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, ..."),
+    (MANY, '{"p11": 1, "p0": 2}', "there is no number for p1, p2, p3, p4, p5, p6, p7, p8, p9, p10"),
+    (KNOBS, '{"x0": 1, "x1": "many"}', "x1 must be a number, got 'many'"),
+    (KNOBS, f'{{"x0": "{80 * "m"}", "x1": 0}}', f"x0 must be a number, got '{59 * 'm'}"),
+    (KNOBS, '{"x0": 1e999, "x1": 1}', "x0 must be a number, got inf"),
+    (KNOBS, '{"x0": 1, "x0": 2, "x1": 1}', "x0 is given twice, with different values"),
+    (KNOBS, '[{"x0": 1}, {"x0": 2, "x1": 1}]', "x0 is given twice, with different values"),
+    (KNOBS, '{"a": [1, 2], "b": [2, 1]}', "there are several different lists of numbers in one object"),
+    (KNOBS, '{"params": [1, 2, 3]}', "params holds 3 numbers, 2 are needed"),
+    (KNOBS, '{"params": [1]}', "params holds 1 number, 2 are needed"),
+    (KNOBS, '{"params": [1, "many"]}', "a list of numbers holds 'many'"),
+    (PAIRS, '{"proposals": [[1, 2], [3, 4]]}', "proposals holds 2 lists, 3 are needed"),
+    (KNOBS, '{"x0": 1, "x1": 2} {"x0": 2, "x1": 2}',
+     "there are several different answers in the reply, and nothing says which counts; give one list of 2 numbers"),
+    (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. stay\n\nI choose B.",
+     "the option that the reply decides for is no list of 2 numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "reply", "told"), TOLD)
+def test_what_a_model_is_told_of_a_reply_without_numbers(question, reply, told):
+    with pytest.raises(InvalidReply) as invalid:
+        parse_answer(reply, question)
+    assert str(invalid.value) == told
+
+
+@pytest.mark.parametrize(
+    ("question", "reply", "told"),
+    [
+        (KNOBS, '<think>{"x0": 1, "x1": 2} or so',
+         "the reply ends inside a thought: there is no list of 2 numbers after it"),
+        (KNOBS, '{"params": [1, ', "a list of numbers was cut off; its JSON breaks at line 1, column 16, near "
+                                   "'{\"params\": [1, ': Expecting value"),
+        (PAIRS, "[[1,2],[1,", "a list of lists was cut off"),
+        (KNOBS, "1.5, 0.5", "there is no list of 2 numbers in the reply, and no JSON object"),
+    ],
+)  # fmt: skip
+def test_what_a_model_is_told_of_a_reply_that_was_cut_off(question, reply, told):
+    with pytest.raises(InvalidReply) as invalid:
+        parse_answer(reply, question, cut=True)
+    assert str(invalid.value) == told

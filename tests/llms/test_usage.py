@@ -1,5 +1,6 @@
 """What is counted of a reply and of an attempt without one, under which names it is logged, and when a limit is met."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,8 @@ def test_an_attempt_is_counted_from_when_it_is_sent_until_its_reply_comes():
     assert budget.spent.calls == 1
     budget.sent(first)
     assert budget.account() == budget.spent, "what is settled is not sent again"
+    assert budget.settle(second, reply(prompt=None)) is True
+    assert budget.spent == Usage().plus(reply(), first).plus(reply(prompt=None), second)
 
 
 def test_what_was_refused_leaves_nothing():
@@ -196,7 +199,7 @@ def test_lost_replies_count_and_are_told(limits, said):
     ignoring.spent = replace(spent, calls=2000, tokens=4000, cost=2.0)
     with pytest.raises(BudgetExhausted) as error:
         opened(ignoring)
-    assert "lost" not in str(error.value)
+    assert re.search(r"spent [\d,]+, and the next call may need", str(error.value)), "lost ones are not told"
     larger = Budget(**{name: limits[name] + 1})
     larger.spent = spent
     opened(larger)

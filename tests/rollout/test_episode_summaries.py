@@ -106,6 +106,7 @@ def test_ends_of_gini(n, value, data):
 def test_gini_of_gains_and_losses():
     """As unequal as can be: all gains are one agent's, all losses another's."""
     assert gini(np.array([3.0, 0.0, 0.0, -2.0])) == 1
+    assert gini(np.array([5.1, 0.0, -7.8])) == 1, "the quotient of its sums is larger by rounding"
     assert gini(np.array([[1.0, 3.0], [2.0, 2.0], [5.0, 0.0]])).tolist() == [0.5, 0.0, 1.0]
 
 

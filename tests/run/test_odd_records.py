@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.plain_data import LARGEST, fitting, read_object
+from llmrl.core.plain_data import LARGEST, fitting, parse_record, read_object
 from llmrl.run import ownership, queued, status
 from llmrl.run.artifacts import read_config
 from llmrl.run.metrics import FILE_NAME, metric_tables, read_metrics
@@ -166,6 +169,101 @@ def test_plain_data_fits_a_hint_or_is_refused_by_name(value: Any) -> None:
             assert fitting(value, hint, "thing") == value
         except ValueError as error:
             assert "its thing is" in str(error)
+
+
+@dataclass
+class Part:
+    size: float
+    kind: Literal["small", "large"]
+
+
+@dataclass
+class Whole:
+    name: str
+    parts: list[Part]
+    counts: dict[str, int]
+    rest: Any
+    last: Part | None = None
+
+
+WHOLE: dict[str, Any] = {
+    "name": "one",
+    "parts": [{"size": 2, "kind": "small"}, {"size": 0.5, "kind": "large"}],
+    "counts": {"a": (1 << 63) - 1, "b": 1 - (1 << 63)},
+    "rest": {"whatever": [None]},
+    "last": None,
+}
+
+
+def test_plain_data_is_made_into_records_within_records() -> None:
+    parts = [Part(2, "small"), Part(0.5, "large")]
+    expected = Whole("one", parts, {"a": (1 << 63) - 1, "b": 1 - (1 << 63)}, {"whatever": [None]})
+    assert parse_record(Whole, {**WHOLE, "newer": 1}) == expected
+    assert parse_record(Whole, WHOLE | {"last": {"size": 1.5, "kind": "large"}}).last == Part(1.5, "large")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": 1}, "its name is 1, not a text"),
+        ({"name": None}, "its name is None, not a text"),
+        ({"parts": 0}, "its parts is 0, not of its type"),
+        ({"parts": [0]}, "its parts is 0, not of its type"),
+        ({"parts": [{"size": 1}]}, "it has no kind"),
+        ({"parts": [{"size": True, "kind": "small"}]}, "its size is True, not a finite number"),
+        ({"parts": [{"size": math.nan, "kind": "small"}]}, "its size is nan, not a finite number"),
+        ({"parts": [{"size": 1 << 63, "kind": "small"}]}, f"its size is {1 << 63}, not a finite number"),
+        ({"parts": [{"size": 1, "kind": "other"}]}, "its kind is 'other'; known: small, large"),
+        ({"parts": [{"size": 1, "kind": 1}]}, "its kind is 1; known: small, large"),
+        ({"counts": {"a": 1.0}}, "its counts is 1.0, not a whole number"),
+        ({"counts": {"a": -(1 << 63)}}, f"its counts is {-(1 << 63)}, not a whole number"),
+        ({"counts": ["x" * 56]}, f"its counts is ['{'x' * 56}'], not of its type"),
+        ({"counts": ["x" * 57]}, f"its counts is ['{'x' * 55}..., not of its type"),
+        ({"last": "x"}, "its last is 'x', not of its type"),
+    ],
+)
+def test_a_record_says_which_of_its_fields_is_odd(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        parse_record(Whole, WHOLE | changed)
+
+
+def test_a_missing_field_is_named_even_if_it_has_a_default() -> None:
+    with pytest.raises(ValueError, match=r"^it has no last$"):
+        parse_record(Whole, {name: value for name, value in WHOLE.items() if name != "last"})
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"[1, 2]", "it holds [1, 2], not an object"),
+        (b'{"a": "\xff"}', "it is not UTF-8 (byte 7)"),
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b"{half", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (None, "it is no file"),
+    ],
+)
+def test_a_file_that_is_no_object_says_why(tmp_path: Path, data: bytes | None, said: str) -> None:
+    path = tmp_path / "record.json"
+    if data is None:
+        path.mkdir()
+    else:
+        path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        read_object(path)
+
+
+def test_a_file_is_read_as_the_object_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    with pytest.raises(FileNotFoundError):
+        read_object(path)
+    path.write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
+    assert read_object(path) == {"a": [1, "\u00fc"]}
+    path.write_bytes(b"{}" + b" " * (LARGEST - 2))
+    assert read_object(path) == {}, "as large as can be"
+    path.unlink()
+    path.symlink_to(path.name)
+    with pytest.raises(ValueError, match=r"^Too many levels of symbolic links$"):
+        read_object(path)
 
 
 @given(st.binary(max_size=60))

@@ -148,8 +148,7 @@ def _band(values: Sequence[np.ndarray], factors: Sequence[Factors], resamples: i
 
 
 def _mean(values: np.ndarray, factors: Factors) -> np.ndarray:
-    clusters = factors.members.values() if factors.clustered else [np.arange(values.shape[-1])]
-    return np.asarray(np.mean([values[:, indices].mean(axis=-1) for indices in clusters], axis=0))
+    return np.asarray(np.mean([values[:, indices].mean(axis=-1) for indices in factors.members.values()], axis=0))
 
 
 def _known(factors: Sequence[Factors]) -> bool:

@@ -207,11 +207,7 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
     if any(names_secret(unquote(each[1])) for each in _pattern(_PARAMETER).findall(value)):
         return f"holds an address with what looks like a key among its parameters. {_INSTEAD}"
     literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not is_number(value)
-    if (
-        redact_code(value, secrets) != value
-        or redact(value, secrets) != value
-        or (literal and names_secret(last, False))
-    ):
+    if redact_code(value, secrets) != value or (literal and names_secret(last, False)):
         return f"holds what looks like a key or password. {_INSTEAD}"
     return None
 
@@ -222,7 +218,7 @@ def variable_fault(name: str) -> str | None:
     The text never quotes `name`, which may be the key itself."""
     if name in os.environ and redact(name) == name:
         return None
-    letters = max(map(len, name.split("_")), default=0)
+    letters = max(map(len, name.split("_")))
     random = letters >= 12 and any(c.isdigit() for c in name)
     if not _pattern(_VARIABLE).fullmatch(name):
         wrong = "is no name of a variable"

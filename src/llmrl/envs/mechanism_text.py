@@ -125,5 +125,5 @@ class MechanismReport:
 
 def _number(value: Any) -> int | float:
     """Return a number without the noise of its last digits; whole ones as integers."""
-    rounded = round(float(value), DIGITS) + 0.0
+    rounded = round(float(value), DIGITS)
     return int(rounded) if rounded.is_integer() else rounded

@@ -138,13 +138,16 @@ def in_words(text: str) -> float | None:
             return None
         return sign * float(f"{int(whole)}.{''.join(str(int(digit or 0)) for digit in digits)}")
     if words[-1] in PARTS:
+        if words[:-3] and words[-3] == "and" and words[-2] in ("a", "an", "one"):  # a whole number and a part
+            whole = in_words(" ".join(words[:-3]))
+            return None if whole is None or whole < 0 else sign * (whole + PARTS[words[-1]])
         before = [word for word in words[:-1] if word not in ("and", "a", "an")]
         if not before:
             return sign * PARTS[words[-1]]
         if len(before) == 1 and before[0] in WORDS:
             count = WORDS[before[0]]
             return sign * (count + PARTS[words[-1]] if "and" in words else count * PARTS[words[-1]])
-        return sign * (WORDS[before[0]] + PARTS[words[-1]]) if before[-1] == "one" and before[0] in WORDS else None
+        return None
     if len(words) == 1:
         return sign * WORDS[words[0]] if words[0] in WORDS else None
     if len(words) == 2 and words[0] in TENS and words[1] in UNITS[1:10]:

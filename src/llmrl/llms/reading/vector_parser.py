@@ -71,12 +71,7 @@ class VectorParser(AnswerParser[np.ndarray]):
 
     def of_value(self, value: Any) -> np.ndarray | None:
         rows = self._one(value, 0) if self.n == 1 else self._several(value, 0)
-        if rows is None:
-            return None
-        vectors = np.array([rows] if self.n == 1 else rows[: self.n], dtype=np.float64)
-        if not np.isfinite(vectors).all():
-            raise InvalidReply("numbers must be finite")
-        return vectors
+        return None if rows is None else np.array([rows] if self.n == 1 else rows[: self.n], dtype=np.float64)
 
     def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[np.ndarray]]:
         found = self.written.found(plain(without_tags(text)) if "<" in text else plain(text), cut)
