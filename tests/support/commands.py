@@ -143,6 +143,8 @@ class Popen(subprocess.Popen):
 
     def _try_wait(self, wait_flags):
         """In place of `os.waitpid`."""
+        if self._reply is None or self._reply.fileno() < 0:
+            raise RuntimeError("the server of commands has said how the process ended, and nobody took it in")
         if wait_flags & os.WNOHANG and not select.select([self._reply], [], [], 0)[0]:
             return 0, 0
         status = self._told()
