@@ -154,10 +154,9 @@ class Pairs:
                 return self._asked(row, column)
 
     def _governed(self, env: str, principal: str) -> Outcome:
-        """Try the principal with a society that learns, or else with the smallest policy that can be searched."""
-        governs, _ = self._tried({"env": env, "agent": "ppo", "principal": principal})
-        if governs.works or principal == "none" or spec_of(env).mechanism is not None:
-            return governs
+        """Try the principal with a society that learns, or without a mechanism with a policy that can be searched."""
+        if principal == "none" or spec_of(env).mechanism is not None:
+            return self._tried({"env": env, "agent": "ppo", "principal": principal})[0]
         searches, _ = self._tried({"env": env, "agent": "projection", "principal": principal})
         return replace(searches, what=SEARCHES) if searches.works else searches
 
@@ -197,7 +196,6 @@ class Pairs:
         if "api_key_env" in config["llm"] and asking(config):
             experiment.plan()
             return Outcome(BUILDS), None
-        experiment.check()
         return Outcome(RUNS), experiment.run().folder
 
     def _config(self, choices: Choices, more: Settings | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -223,6 +221,8 @@ class Pairs:
         env, agent, llm = chosen["env"], config["agent"], config["llm"]
         if config["env"].get("engine") == "meltingpot":
             found["env.engine"] = "native"
+        if "role" in agent and config["env"].get("observe") == ["pixels"]:
+            found["env.observe"] = ["pixels", "grid"]
         if channel := _texts(env):
             found |= dict.fromkeys(("agent.text_channel", "agent.student.text_channel", "llm.make.channel"), channel)
         if "members" in agent:

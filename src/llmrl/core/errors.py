@@ -63,7 +63,7 @@ _TOLD = {
     "the game asks for numbers.",
     Misfit.ABSENT: "One acts on, or plays by, what is not there: a mechanism or parameters, a teacher, a model.",
     Misfit.UNTAUGHT: "The agent only plays, or learns in a way of its own, so nobody teaches or governs it.",
-    Misfit.ONE_GAME: "One is made for a kind of game that the other is not: its rule, expert, domain or taxes.",
+    Misfit.ONE_GAME: "One is made for games of another kind: it has a rule, words or weights for some, or plays alone.",
     Misfit.MODEL: "The model chats and has no weights here that give log-probabilities, or scores and does not chat.",
 }
 
