@@ -64,7 +64,7 @@ _TOLD = {
     Misfit.ABSENT: "One acts on, or plays by, what is not there: a mechanism or parameters, a teacher, a model.",
     Misfit.UNTAUGHT: "The agent only plays, or learns in a way of its own, so nobody teaches or governs it.",
     Misfit.ONE_GAME: "One is made for games of another kind: it has a rule, words or weights for some, or plays alone.",
-    Misfit.MODEL: "The model chats and has no weights here that give log-probabilities, or scores and does not chat.",
+    Misfit.MODEL: "A model gives replies or log-probabilities, and the parts want what it does not give, or both.",
 }
 
 

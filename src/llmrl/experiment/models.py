@@ -73,9 +73,10 @@ def model_asked(resources: RunResources) -> Model:
     builder = Builder(trusted=config["trusted_modules"])
     users = {kind: _users(config, kind, builder) for kind in ("llm", "scorer")}
     if users["llm"] and users["scorer"]:
-        raise ConfigError(
+        raise Incompatible(
+            Misfit.MODEL,
             f"{users['llm'][0]} asks for a chat model and {users['scorer'][0]} for one that scores texts, and llm= "
-            "chooses one model; change one of the two parts"
+            "chooses one model; change one of the two parts",
         )
     kind = "llm" if users["llm"] else "scorer"
     if not users[kind]:
