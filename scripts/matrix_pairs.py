@@ -80,6 +80,8 @@ TAUGHT = ("simple_doorkey", "simple_spread")
 """Environments in which teachers are tried, the first one in which the agent runs."""
 HOMES = ("escape_room", "cartpole", "frozen_lake", "babyai_text", "simple_doorkey", "cleanup")
 """Environments in which an agent is tried first, where the table is not about environments."""
+PLAYERS = 2
+"""Players of Clean Up and Harvest, on the native engine, which needs no other package and no processes."""
 STATES = 4
 """Numbers of an observation that a table cuts into two bins; the others are one bin."""
 RUNS, SEARCHES, BUILDS, UNASKED, OMITTED = "runs", "searches", "builds", "unasked", "omitted"
@@ -219,8 +221,8 @@ class Pairs:
         """Return what these parts need to be told to work together at all, as their messages say."""
         found: Settings = {}
         env, agent, llm = chosen["env"], config["agent"], config["llm"]
-        if config["env"].get("engine") == "meltingpot":
-            found["env.engine"] = "native"
+        if "substrate" in config["env"]:
+            found |= {"env.engine": "native", "env.n_agents": PLAYERS}
         if "role" in agent and config["env"].get("observe") == ["pixels"]:
             found["env.observe"] = ["pixels", "grid"]
         if channel := _texts(env):
@@ -302,8 +304,8 @@ def spec_of(env: str, words: bool = False) -> EnvSpec:
     config = copy.deepcopy(_base(env))
     for place, value in SMALL.items():
         _put(config, place, value)
-    if config["env"].get("engine") == "meltingpot":
-        config["env"]["engine"] = "native"
+    if "substrate" in config["env"]:
+        config["env"] |= {"engine": "native", "n_agents": PLAYERS}
     if words:
         config["env"]["observe"] = [*config["env"]["observe"], "text"]
     built = build_env(config["env"], {"seeds": Seeds(0), "device": "cpu"}, [])
