@@ -232,7 +232,8 @@ class Pairs:
             found["agent.members"] = [{"count": 1, "agent": "ppo"}, {"count": others, "agent": "random"}][: others + 1]
         if "bins" in agent and "state" not in (shown := spec_of(env).observation) and "vector" in shown:
             found["agent.bins"] = [[-1, 1, 2 if i < STATES else 1] for i in range(shown["vector"].shape[0])]
-        if agent.get("critic") == "central" and any(len(each.shape) == 3 for each in spec_of(env).observation.values()):
+        maps = [name for name, channel in spec_of(env).observation.items() if len(channel.shape) == 3]
+        if maps and agent.get("critic", "own") != "own":
             found["agent.core"] = "mlp"
         if agent.get("init_from") is not None:
             # Raises if a society of another environment is meant; its training, of hours, is left out.
