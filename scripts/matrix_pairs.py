@@ -39,6 +39,8 @@ Settings = dict[str, Any]
 STEPS = 3
 SMALL: Settings = {
     "env.n_envs": 2,
+    "env.n_agents": 3,  # of an escape room, two of whom hold a lever
+    "env.most": 2,
     "env.horizon": STEPS,
     "hardware.cores": 1,
     "learn.env_steps": 1,  # rounded up to one rollout, and so to one update
@@ -80,8 +82,6 @@ TAUGHT = ("simple_doorkey", "simple_spread")
 """Environments in which teachers are tried, the first one in which the agent runs."""
 HOMES = ("escape_room", "cartpole", "frozen_lake", "babyai_text", "simple_doorkey", "cleanup")
 """Environments in which an agent is tried first, where the table is not about environments."""
-PLAYERS = 2
-"""Players of Clean Up and Harvest, on the native engine, which needs no other package and no processes."""
 STATES = 4
 """Numbers of an observation that a table cuts into two bins; the others are one bin."""
 RUNS, SEARCHES, BUILDS, UNASKED, OMITTED = "runs", "searches", "builds", "unasked", "omitted"
@@ -222,7 +222,7 @@ class Pairs:
         found: Settings = {}
         env, agent, llm = chosen["env"], config["agent"], config["llm"]
         if "substrate" in config["env"]:
-            found |= {"env.engine": "native", "env.n_agents": PLAYERS}
+            found["env.engine"] = "native"  # needs no other package and no processes
         if "role" in agent and config["env"].get("observe") == ["pixels"]:
             found["env.observe"] = ["pixels", "grid"]
         if channel := _texts(env):
@@ -306,7 +306,7 @@ def spec_of(env: str, words: bool = False) -> EnvSpec:
     for place, value in SMALL.items():
         _put(config, place, value)
     if "substrate" in config["env"]:
-        config["env"] |= {"engine": "native", "n_agents": PLAYERS}
+        config["env"]["engine"] = "native"
     if words:
         config["env"]["observe"] = [*config["env"]["observe"], "text"]
     built = build_env(config["env"], {"seeds": Seeds(0), "device": "cpu"}, [])
