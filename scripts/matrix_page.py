@@ -52,7 +52,8 @@ error is an `Incompatible` that names its own. Any other refusal is an omission.
 
 Some parts are given what they need: `agent.text_channel`, `agent.bins`, `agent.data`, members of `agent=mixed`, vectors
 of `principal=listed`, `env.observe` for a rule that reads a map, `env.welfare=utilitarian` for `principal=metagrad`,
-and `agent.core=mlp` for a critic apart that would see maps. Societies begin untrained.
+`env.tax=true` in worlds of PettingZoo, and `agent.core=mlp` for a critic apart that would see maps. Societies begin
+untrained.
 """
 
 

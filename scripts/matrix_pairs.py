@@ -157,7 +157,7 @@ class Pairs:
 
     def _governed(self, env: str, principal: str) -> Outcome:
         """Try the principal with a society that learns, or without a mechanism with a policy that can be searched."""
-        if principal == "none" or spec_of(env).mechanism is not None:
+        if principal == "none" or spec_of(env).mechanism is not None or "tax" in _base(env)["env"]:
             return self._tried({"env": env, "agent": "ppo", "principal": principal})[0]
         searches, _ = self._tried({"env": env, "agent": "projection", "principal": principal})
         return replace(searches, what=SEARCHES) if searches.works else searches
@@ -241,6 +241,8 @@ class Pairs:
             found["agent.init_from"] = None
         if "data" in agent and (data := self._recorded(env)):
             found["agent.data"] = data
+        if chosen.get("principal", "none") != "none" and "tax" in config["env"]:
+            found["env.tax"] = True
         if chosen.get("principal") == "metagrad" and "welfare" in config["env"]:
             found["env.welfare"] = "utilitarian"
         if chosen.get("principal") == "listed":
@@ -282,8 +284,13 @@ class Pairs:
 
 def _needed(group: str, name: str) -> list[str]:
     """Return overrides without which an option composes no config."""
-    given = {"env": {"gymnasium": ["env.id=CartPole-v1", "env.text=auto"]}, "llm": {"replay": ["llm.calls=?"]}}
-    return given.get(group, {}).get(name, [])
+    given = {
+        "env=gymnasium": ["env.id=CartPole-v1", "env.text=auto"],
+        "env=openspiel": ["env.id=kuhn_poker"],
+        "env=pettingzoo": ["env.id=pettingzoo.classic.rps_v2"],
+        "llm=replay": ["llm.calls=?"],
+    }
+    return given.get(f"{group}={name}", [])
 
 
 def _option(group: str, name: str) -> Any:
