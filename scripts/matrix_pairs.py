@@ -51,6 +51,7 @@ SMALL: Settings = {
     "clone.epochs": 1,
     "clone.evaluate_every": 0,
     "clone.evaluate_episodes": 1,
+    "principal.nominations": 1,
     "design.steps": 2,
     "design.candidates": 1,
     "design.replicates": 1,
