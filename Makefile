@@ -8,7 +8,7 @@ EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,worlds,sb3,plots,loggers,
 # Tests start hundreds of processes, each of which would compile the package and what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench mutants docs clean
+.PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench mutants matrix docs clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
@@ -79,6 +79,9 @@ bench: install  ## prints ratios measured side by side
 mutants: install  ## changes the code in small ways and counts what the tests notice; hours, or a sample by scripts/mutants.py --sample 150
 	$(BIN)/pip install -q -c constraints.txt mutmut
 	$(BIN)/python scripts/mutants.py
+
+matrix: install  ## tries every part with every other, and writes docs/matrix.md; ten minutes on one core
+	$(BIN)/python scripts/matrix.py
 
 docs: install  ## a site in build/docs, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -6,7 +7,7 @@ import torch
 from torch import nn
 
 from corridor import Corridor
-from experiments import compose
+from experiments import compose, only_run_folder, run
 from llmrl.agents.drrn_agent import DRRNAgent
 from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
 from llmrl.core.errors import ConfigError, Diverged
@@ -275,6 +276,15 @@ def test_games_it_cannot_play_are_refused():
     mute = replace(env.spec, observation={"number": env.spec.observation["number"]})
     with pytest.raises(ConfigError, match="offers no texts; use an environment of texts"):
         DRRNAgent(mute, Seeds(0), "cpu", "prompt", 8, 50, 1.0, QUICK)
+
+
+@pytest.mark.parametrize("game", ["nim", "escape_room"])
+def test_it_reads_any_environment_that_has_words(tmp_path, game):
+    small = ("env.n_envs=2", "learn.env_steps=8", "learn.rollout_steps=4", "learn.evaluate_episodes=1")
+    quick = ("agent.q.warmup=0", "agent.q.batch_size=2", "agent.units=8", "agent.text_channel=text")
+    run(f"env={game}", "agent=drrn", *small, *quick, f"output_root={tmp_path}")
+    summary = json.loads((only_run_folder(tmp_path) / "status.json").read_text())
+    assert summary["state"] == "finished"
 
 
 STUDIES = {"goto_red_ball drrn": 1.0, "goto_local drrn": 1.0, "mixed drrn": 1.0, "mixed drrn_published": 0.25}

@@ -244,6 +244,9 @@ class TestConfig:
         assert with_texts(compose("env=harvest", "agent=llm_player"))["env"]["observe"] == ["grid", "text"]
         both = compose("env=harvest", "agent=llm_player", "env.observe=[pixels,text]")
         assert with_texts(both)["env"]["observe"] == ["pixels", "text"]
+        assert with_texts(compose("env=fishery", "agent=drrn"))["env"]["observe"] == ["vector", "text"]
+        rooms = compose("env=simple_doorkey", "agent=llm_player")
+        assert with_texts(rooms)["env"]["observe"] == ["grid"], "that rooms have no words is for the player to say"
 
     @pytest.mark.parametrize(
         ("members", "said"),

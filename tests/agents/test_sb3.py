@@ -87,7 +87,7 @@ def test_algorithms(tmp_path, overrides):
     assert rows[-1]["episodes"] == 3 and np.isfinite(rows[-1]["search/incumbent_return"])
 
 
-@pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1"])
+@pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1", "MiniGrid-Empty-5x5-v0"])
 def test_observations_of_other_kinds_are_flattened(tmp_path, game):
     small = (
         "search.iterations=1",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.observers import Transition
 from llmrl.core.records import Observation, PolicyOutput, State
@@ -42,9 +42,10 @@ class BotPolicy:
     def adapt(self, spec: EnvSpec) -> None:
         """Play with the actions of `spec` from now on, in games that have not begun."""
         if EXPERT not in spec.observation:
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.ONE_GAME,
                 f"agent=bot plays what an expert would do, and env={spec.name} knows none (no channel {EXPERT!r} among "
-                f"{', '.join(sorted(spec.observation))}); use env=babyai_text, or agent=heuristic, agent=random"
+                f"{', '.join(sorted(spec.observation))}); use env=babyai_text, or agent=heuristic, agent=random",
             )
         spec.need_discrete("agent=bot")
         self.instead = next((spec.action_names.index(name) for name in HARMLESS if name in spec.action_names), 0)

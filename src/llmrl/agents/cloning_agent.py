@@ -12,7 +12,7 @@ import yaml
 
 from llmrl.algorithms.cloning import BehaviouralCloning, CloningSettings
 from llmrl.algorithms.optimizer_step import Batch
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import Agent, AgentLoop, Teacher
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
@@ -51,6 +51,7 @@ class CloningAgent:
 
     loop: ClassVar[AgentLoop] = "clone"
     learns = True
+    reads_texts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class CloningAgent:
         env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if teacher is not None:
-            raise ConfigError("agent=bc is taught by what it imitates alone; use teacher=none")
+            raise Incompatible(Misfit.UNTAUGHT, "agent=bc is taught by what it imitates alone; use teacher=none")
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._data, self._episodes, self._limit, self._held_out = data, episodes, limit, held_out
         self._seeds, self._settings = seeds, cloning

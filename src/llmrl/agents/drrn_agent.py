@@ -12,7 +12,7 @@ import torch
 from annotated_types import Interval
 
 from llmrl.algorithms.q_learning import QLearning, QSettings, Transitions
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput, State
@@ -86,7 +86,7 @@ class DRRNPolicy:
     @torch.no_grad()
     def _q(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
         """Q [n_envs, n_agents, n_actions], and the texts that were read."""
-        prompts = observation[self.channel]
+        prompts = np.asarray(observation[self.channel], dtype=object)
         texts = [self.words.read(prompt) for prompt in prompts.ravel()]
         [q] = self._memo(texts)
         return q.reshape(*prompts.shape, -1), texts
@@ -115,6 +115,7 @@ class DRRNAgent:
 
     loop: ClassVar[AgentLoop] = "learn"
     learns = True
+    reads_texts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -130,15 +131,10 @@ class DRRNAgent:
         spec.need_discrete("agent=drrn")
         texts = [name for name, channel in spec.observation.items() if channel.dtype == "object"]
         if text_channel not in texts:
-            offered = f"the texts {', '.join(texts)}" if texts else "no texts"
-            raise ConfigError(
-                f"agent.text_channel={text_channel}: agent=drrn reads texts, and env={spec.name} offers {offered}; "
-                + (
-                    f"use agent.text_channel={texts[0]}"
-                    if texts
-                    else "use an environment of texts, e.g. env=babyai_text"
-                )
-            )
+            lacks = f"agent.text_channel={text_channel}: agent=drrn reads texts, and env={spec.name} offers"
+            if texts:
+                raise ConfigError(f"{lacks} the texts {', '.join(texts)}; use agent.text_channel={texts[0]}")
+            raise Incompatible(Misfit.INTERFACE, f"{lacks} no texts; use an environment of texts, e.g. env=babyai_text")
         network = DRRN(vocabulary, units, seeds.torch("weights")).to(device)
         self.policy = DRRNPolicy(spec, network, Vocabulary(vocabulary), text_channel, temperature)
         self._settings = q

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from llmrl.agents.society_rules import Role, SocietyRulePolicy, society_rules
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import Policy
 from llmrl.core.ranges import PositiveInt
@@ -118,7 +118,9 @@ def rule_of(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuri
     heuristic = HEURISTICS.get(_stem(spec.name))
     if heuristic is None:
         known = ", ".join(sorted((*HEURISTICS, "cleanup", "escape_room", "harvest")))
-        raise ConfigError(f"agent=heuristic knows no rule for env={spec.name}; there are rules for {known}")
+        raise Incompatible(
+            Misfit.ONE_GAME, f"agent=heuristic knows no rule for env={spec.name}; there are rules for {known}"
+        )
     for channel in (heuristic.channel, *heuristic.also):
         if channel not in spec.observation:
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput, State
@@ -70,11 +70,14 @@ class SB3Agent:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
         _check_actions(spec, algorithm)
         if spec.n_agents != 1:
-            raise ConfigError(f"agent=sb3 is one agent, and env={spec.name} has {spec.n_agents}; use agent=ppo")
+            raise Incompatible(
+                Misfit.ONE_GAME, f"agent=sb3 is one agent, and env={spec.name} has {spec.n_agents}; use agent=ppo"
+            )
         self.channel = next((name for name in ("state", "vector") if name in spec.observation), "")
         if not self.channel:
-            raise ConfigError(
-                f"agent=sb3 reads an observation of numbers, and env={spec.name} shows {', '.join(spec.observation)}"
+            raise Incompatible(
+                Misfit.INTERFACE,
+                f"agent=sb3 reads an observation of numbers, and env={spec.name} shows {', '.join(spec.observation)}",
             )
         self.spec, self.device, self.algorithm, self.games = spec, device, algorithm, games
         self.arguments = dict(arguments or {})
@@ -93,8 +96,10 @@ class SB3Agent:
         streams meanwhile, which are put back.
         """
         from gymnasium import spaces
-        from gymnasium.wrappers import FlattenObservation
+        from gymnasium.wrappers import FlattenObservation, TransformObservation
         from stable_baselines3.common.monitor import Monitor
+
+        from llmrl.envs.gym.channel_spaces import numeric_part
 
         over = 0
 
@@ -114,7 +119,12 @@ class SB3Agent:
             env = make()
             shown = env.observation_space
             plain = isinstance(shown, spaces.Discrete) or (isinstance(shown, spaces.Box) and len(shown.shape) == 1)
-            return Counted(env if plain else FlattenObservation(env))
+            if plain:
+                return Counted(env)
+            # As the channel `vector` is: texts and pictures, which cannot be flattened, are left out.
+            numbers = numeric_part(shown)
+            assert numbers is not None, "the channel `vector` is there"
+            return Counted(FlattenObservation(TransformObservation(env, numbers[1], numbers[0])))
 
         def progress(*_: int) -> None:
             model._current_progress_remaining = max(0.0, 1.0 - over / episodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import Teacher
 from llmrl.core.records import State
@@ -19,8 +19,9 @@ class TeacherAgent(NonLearningAgent):
 
     def __init__(self, teacher: Teacher | None) -> None:
         if teacher is None or teacher.policy is None:
-            raise ConfigError(
-                "agent=teacher plays a teacher; choose one, e.g. teacher=offline, teacher=oracle, teacher=llm"
+            raise Incompatible(
+                Misfit.ABSENT,
+                "agent=teacher plays a teacher; choose one, e.g. teacher=offline, teacher=oracle, teacher=llm",
             )
         self.policy, self.teacher = teacher.policy, teacher
         # Plans that a language model drew once are those of every episode of the run.

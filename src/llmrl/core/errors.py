@@ -3,6 +3,9 @@
 The command line prints the message without the traceback and exits non-zero. The traceback goes to the run folder.
 """
 
+from enum import StrEnum
+from typing import Any
+
 from llmrl.core.printable import printable
 
 
@@ -37,6 +40,47 @@ class LlmrlError(Exception):
 
 class ConfigError(LlmrlError):
     """An option, a value or a combination of parts that cannot work."""
+
+
+class Misfit(StrEnum):
+    """Why two parts cannot work together by their nature. The list is closed: any other refusal is a part that could be
+    written, or an option that could be set. `told` says each in a sentence (docs/matrix.md)."""
+
+    INTERFACE = "interface"
+    ABSENT = "absent"
+    UNTAUGHT = "untaught"
+    ONE_GAME = "one_game"
+    MODEL = "model"
+
+    @property
+    def told(self) -> str:
+        """The reason in words."""
+        return _TOLD[self]
+
+
+_TOLD = {
+    Misfit.INTERFACE: "The agent reads words, a map, numbers or a state that the game does not show, or chooses where "
+    "the game asks for numbers.",
+    Misfit.ABSENT: "One acts on, or plays by, what is not there: a mechanism or parameters, a teacher, a model.",
+    Misfit.UNTAUGHT: "The agent only plays, or learns in a way of its own, so nobody teaches or governs it.",
+    Misfit.ONE_GAME: "One is made for games of another kind: it has a rule, words or weights for some, or plays alone.",
+    Misfit.MODEL: "A model gives replies or log-probabilities, and the parts want what it does not give, or both.",
+}
+
+
+class Incompatible(ConfigError):  # noqa: N818  (it is the parts that are)
+    """Two parts that cannot work together by their nature, whatever their options.
+
+    Attributes:
+        reason: which of the reasons there are.
+    """
+
+    def __init__(self, reason: Misfit, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, *self.args), self.__dict__
 
 
 class PrerequisiteFailed(LlmrlError):  # noqa: N818  (it is not this run's)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.summaries import Derived, Entropy
 from llmrl.core.welfare_measures import MEAN, Objective
 
@@ -403,14 +403,15 @@ class EnvSpec:
         """Return the number of discrete actions, for a part `who` (named in errors) that supports no others.
 
         Raises:
-            ConfigError: an action of this environment is several numbers.
+            Incompatible: an action of this environment is several numbers.
         """
         if self.continuous_actions is not None:
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.INTERFACE,
                 f"{who} chooses one of several actions, and an action of env={self.name} is "
                 f"{self.continuous_actions.kind} "
                 f"({', '.join(self.continuous_actions.names)}); use agent=ppo, agent=linear or agent=mlp_policy with a "
-                "principal, agent=sb3, agent=llm_player or agent=random"
+                "principal, agent=sb3, agent=llm_player or agent=random",
             )
         return self.n_actions
 
@@ -422,5 +423,7 @@ class EnvSpec:
             ConfigError: there is no mechanism.
         """
         if self.mechanism is None:
-            raise ConfigError(f"env={self.name} has no mechanism, so a principal has nothing to set in it")
+            raise Incompatible(
+                Misfit.ABSENT, f"env={self.name} has no mechanism, so a principal has nothing to set in it"
+            )
         return replace(self.mechanism, contexts=self.contexts)

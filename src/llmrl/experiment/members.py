@@ -8,6 +8,7 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.core import option_files
+from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 
 Config = Mapping[str, Any]
@@ -101,9 +102,21 @@ def with_texts(config: Config) -> dict[str, Any]:
     """Return a resolved config whose environment tells players in words what they see, if one of them reads and the
     environment offers a choice of what is observed (`env.observe`). Applying this twice changes nothing more."""
     env = config.get("env") or {}
-    if "observe" not in env or not reads(config) or _TEXT in (env["observe"] or ()):
+    if "observe" not in env or not reads(config) or _TEXT in (env["observe"] or ()) or not _tells(config):
         return dict(config)
     return {**config, "env": {**env, "observe": [*(env["observe"] or ()), _TEXT]}}
+
+
+def _tells(config: Config) -> bool:
+    """Return whether `text` is among what players of the config's environment can observe; if not, its agent says so
+    better than the environment would."""
+    env = config["env"]
+    hint = type_hints_of(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).get("observe")
+    try:
+        checked([_TEXT], hint, "env.observe")
+    except ConfigError:
+        return False
+    return True
 
 
 def reads(config: Config) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.core import option_files
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import options
 from llmrl.core.records import CHOSEN
@@ -73,9 +73,10 @@ def model_asked(resources: RunResources) -> Model:
     builder = Builder(trusted=config["trusted_modules"])
     users = {kind: _users(config, kind, builder) for kind in ("llm", "scorer")}
     if users["llm"] and users["scorer"]:
-        raise ConfigError(
+        raise Incompatible(
+            Misfit.MODEL,
             f"{users['llm'][0]} asks for a chat model and {users['scorer'][0]} for one that scores texts, and llm= "
-            "chooses one model; change one of the two parts"
+            "chooses one model; change one of the two parts",
         )
     kind = "llm" if users["llm"] else "scorer"
     if not users[kind]:
@@ -225,7 +226,10 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
     works = ", ".join(name for name, option in options("llm").items() if fits(option, Builder()))
     chosen = node.get("_target_")
     if chosen is None:
-        raise ConfigError(f"the chosen {user} needs a language model; choose one of llm={works}")
+        raise Incompatible(Misfit.ABSENT, f"the chosen {user} needs a language model; choose one of llm={works}")
     wanted = "chats" if kind == "llm" else "scores texts with weights of its own"
     why = "only scores texts" if kind == "llm" else "gives replies and no log-probabilities"
-    raise ConfigError(f"the chosen {user} needs a language model that {wanted}, and {chosen} {why}; use llm={works}")
+    raise Incompatible(
+        Misfit.MODEL,
+        f"the chosen {user} needs a language model that {wanted}, and {chosen} {why}; use llm={works}",
+    )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from llmrl.config.builder import Builder
 from llmrl.config.debugging import debugging
 from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_loop, section
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
@@ -125,7 +125,7 @@ def build_parts(
             "processes": processes_here(),
         }
         if has_principal and env.spec.mechanism is None:
-            raise ConfigError(no_mechanism(env, config["principal"]))
+            raise Incompatible(Misfit.ABSENT, no_mechanism(env, config["principal"]))
         offered["cores"] = resources.cores
         design = config["design"]
         shared = has_principal and not play_only
@@ -138,7 +138,9 @@ def build_parts(
             teacher = Builder({**offered, "seeds": own.child("teacher")}, trusted).build(config["teacher"], "teacher")
             builder = Builder({**offered, "seeds": own.child("agent"), "teacher": teacher}, trusted)
             if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
-                raise ConfigError("a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none")
+                raise Incompatible(
+                    Misfit.UNTAUGHT, "a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none"
+                )
             agents.append(builder.build(config["agent"], "agent"))
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
@@ -153,7 +155,7 @@ def build_parts(
             offered |= _searched(agents[0].controller, env)
         builder = Builder({**offered, "seeds": seeds.child("principal")}, trusted)
         if kind == "search" and not can_search(config["principal"], builder):
-            raise ConfigError(needs_mechanism(config["principal"]["_target_"]))
+            raise Incompatible(Misfit.ABSENT, needs_mechanism(config["principal"]["_target_"]))
         principal = None if play_only else builder.build(config["principal"], "principal")
         observers = [] if play_only else _observers(config, env, folder, kind)
         if asked.anomaly and kind in WATCHED and not play_only:
@@ -202,9 +204,13 @@ def loop_kind(config: Config) -> LoopKind:
     if config["principal"].get("_target_") is None:
         return "play" if loop == "search" else loop
     if loop == "baseline":
-        raise ConfigError("agent=sb3 learns in a loop of its own, and nobody proposes anything to it: principal=none")
+        raise Incompatible(
+            Misfit.UNTAUGHT, "agent=sb3 learns in a loop of its own, and nobody proposes anything to it: principal=none"
+        )
     if loop == "clone":
-        raise ConfigError("agent=bc learns what others did, and nobody proposes anything to it: principal=none")
+        raise Incompatible(
+            Misfit.UNTAUGHT, "agent=bc learns what others did, and nobody proposes anything to it: principal=none"
+        )
     return "search" if loop == "search" else "design"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config import input_digests
-from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit, RunFolderError
 from llmrl.experiment.members import parts_of, reads
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_lookup import RunReference, experiment_runs, is_finished, listing, newest_run, only_of, parsed
@@ -204,8 +204,9 @@ def _entry(place: Place, text: str, config: Config) -> _Entry | None:
             return _Entry(folder, f"{hash_of(runs[0])}/{'all' if reference.seed is None else folder.name}", own)
         return _chosen(place, reference, runs, config)
     except (ConfigError, RunFolderError) as error:
-        about_seed = str(error).startswith("seed=")
-        raise type(error)(str(error) if about_seed else f"{place.key}={text}: {error}") from error
+        if not str(error).startswith("seed="):
+            error.args = (f"{place.key}={text}: {error}",)
+        raise
 
 
 def _given(place: Place, text: str, config: Config) -> _Entry | None:
@@ -396,9 +397,10 @@ def _inherit(own: dict[str, Any], config: Config) -> None:
     env = config["env"]
     for name in ("_target_", "substrate"):
         if own["env"].get(name) != env.get(name):
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.ONE_GAME,
                 f"that preset is for another environment: env.{name} is {own['env'].get(name)} there and "
-                f"{env.get(name)} here"
+                f"{env.get(name)} here",
             )
     own["env"] = {**copy.deepcopy(dict(env)), **{name: own["env"][name] for name in OWN_GAMES if name in own["env"]}}
     if not reads(own) and own["env"].get("observe"):  # words are for those beside them who read

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.small import SmallModel
 
@@ -110,7 +110,7 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
     # Models of one environment that differ in their seed, or in whether stories mean anything, spell alike: weights of
     # one fit the other.
     shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
-    env = build_env(_env(config), {"seeds": shared.child("env")}, config["trusted_modules"])
+    env = build_env(_env(config), {"seeds": shared.child("env"), "device": "cpu"}, config["trusted_modules"])
     try:
         texts = _texts(env, model.channel, shared)
     finally:
@@ -141,9 +141,11 @@ def _texts(env: VecEnv, channel: str, seeds: Seeds) -> list[str]:
 
     shown = env.spec.observation.get(channel)
     if shown is None or shown.dtype != "object":
-        raise ConfigError(
-            f"env={env.spec.name} has no text channel {channel!r}; use env=babyai_text, or another channel"
-        )
+        lacks = f"env={env.spec.name} has no text channel {channel!r}"
+        texts = [name for name, each in env.spec.observation.items() if each.dtype == "object"]
+        if texts:
+            raise ConfigError(f"{lacks}, but {', '.join(texts)}: set llm.make.channel={texts[0]}")
+        raise Incompatible(Misfit.INTERFACE, f"{lacks}; use an environment of texts, e.g. env=babyai_text")
     if isinstance(env, ChannelsOnRequest):
         env.provide((channel,))
     rng = seeds.numpy("actions")

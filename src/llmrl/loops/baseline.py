@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
 from llmrl.core.run_context import Kind, RunContext
@@ -74,7 +74,9 @@ class BaselineLoop:
         [agent], env = parts.agents, parts.env
         assert isinstance(agent, ExternallyTrained)
         if not isinstance(env, HasGymnasiumEnv) or not isinstance(env, SupportsEvaluator):
-            raise ConfigError(f"agent=sb3 trains on environments of Gymnasium, and env={env.spec.name} is none")
+            raise Incompatible(
+                Misfit.ONE_GAME, f"agent=sb3 trains on environments of Gymnasium, and env={env.spec.name} is none"
+            )
         for name, asked in {
             "episode_seeds": settings.episode_seeds != "fresh",
             "warmup": settings.warmup > 0,

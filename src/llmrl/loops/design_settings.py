@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, Proposer, VecEnv
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.spaces import EnvSpec
@@ -106,14 +106,17 @@ def differentiable_agent(
     if not env.spec.has_reward_jacobian:
         raise ConfigError(
             f"{name} needs to know how rewards depend on the mechanism, which env={env.spec.name} does not tell; use "
-            "env=cleanup, harvest or escape_room, or another principal"
+            "env=cleanup, harvest, escape_room or fishery, env=tax_economy env.welfare=utilitarian, or another "
+            "principal"
         )
     if not adapt_rounds:
         raise ConfigError(
             f"{name} learns through the agents' learning, and design.adapt_rounds=0 leaves none; set it to 1 or more"
         )
     if not isinstance(agent, DifferentiableAgent):
-        raise ConfigError(f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg")
+        raise Incompatible(
+            Misfit.UNTAUGHT, f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg"
+        )
     if not agent.learns:
         raise ConfigError(f"{name} learns through the agents' learning, which agent.freeze=all stops; use core or none")
     return agent

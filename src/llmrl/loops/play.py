@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import EstimatesCalls, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -69,9 +69,10 @@ class PlayLoop:
     def __init__(self, parts: LoopParts, settings: PlaySettings) -> None:
         [self.agent] = parts.agents
         if not getattr(self.agent, "given", True):
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.ABSENT,
                 "the agent plays by numbers that a principal proposes, and principal=none proposes none: choose "
-                "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]"
+                "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]",
             )
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
         self.judged, self.device = parts.judged, parts.device

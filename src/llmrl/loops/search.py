@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
@@ -71,9 +71,10 @@ class SearchLoop:
         [agent], principal = parts.agents, parts.principal
         assert isinstance(agent, SearchableAgent) and principal is not None
         if not isinstance(parts.env, SupportsEvaluator):
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.ONE_GAME,
                 f"policy search plays whole episodes of environments of Gymnasium, and env={parts.env.spec.name} is "
-                "none; choose another env, or agent=ppo"
+                "none; choose another env, or agent=ppo",
             )
         if settings.candidates > 1 and not principal.parallel:
             raise ConfigError(

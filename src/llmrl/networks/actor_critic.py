@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 from llmrl.networks.action_distributions import Numbers, distribution
@@ -147,7 +147,9 @@ class ActorCritic(nn.Module):
         if s.join == "core" and self.image is not None and s.core == "film":
             raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
         if s.core == "planes" and self.image is None:
-            raise ConfigError(f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}")
+            raise Incompatible(
+                Misfit.INTERFACE, f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}"
+            )
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.joined}
         seen = sum(widths.values())
         width = seen + (spec.n_players if PLAYER in self.vectors else 0)
@@ -358,8 +360,9 @@ def readable(spec: EnvSpec, observation_channels: Sequence[str] | None) -> tuple
     """
     offered = [name for name in spec.observation if name not in UNREAD]
     if not offered:
-        raise ConfigError(
-            f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}"
+        raise Incompatible(
+            Misfit.INTERFACE,
+            f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}",
         )
     if unknown := [name for name in observation_channels or () if name not in offered]:
         raise ConfigError(
@@ -375,9 +378,10 @@ def _check_instructed(spec: EnvSpec, reads: Sequence[str] | None) -> None:
     """Raise ConfigError unless there is a mission, and among `observation_channels` (None: all) a map of codes."""
     maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
     if not maps or MISSION not in spec.observation:
-        raise ConfigError(
+        raise Incompatible(
+            Misfit.INTERFACE,
             f"agent.core=film looks at a map of codes as the words of a mission say, and env={spec.name} offers only "
-            f"{', '.join(sorted(spec.observation))}; use env=babyai_text, or agent=ppo"
+            f"{', '.join(sorted(spec.observation))}; use env=babyai_text, or agent=ppo",
         )
     if reads is not None and not set(reads) & set(maps):
         raise ConfigError(
@@ -421,10 +425,10 @@ def _planes(spec: EnvSpec, name: str, wanted: Sequence[str] | None) -> list[tupl
     offered = spec.observation[name].planes
     if not offered:
         having = [other for other, channel in spec.observation.items() if channel.planes]
-        raise ConfigError(
-            f"agent.core=planes: the channel {name!r} of env={spec.name} names no facts about its cells; "
-            + (f"use agent.observation_channels=[{having[0]}]" if having else "use agent.core=auto")
-        )
+        lacks = f"agent.core=planes: the channel {name!r} of env={spec.name} names no facts about its cells"
+        if having:
+            raise ConfigError(f"{lacks}; use agent.observation_channels=[{having[0]}]")
+        raise Incompatible(Misfit.INTERFACE, f"{lacks}; use agent.core=auto")
     if unknown := [plane for plane in wanted or () if plane not in offered]:
         raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}, but {', '.join(offered)}")
     if wanted is not None and not wanted:

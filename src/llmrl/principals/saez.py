@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec
@@ -85,9 +85,10 @@ class SaezPrincipal:
         missing = [name for name in names if name not in spec.told]
         if missing or self.space.contexts:
             why = f"tells no metric {missing[0]!r}" if missing else "has contexts"
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.ONE_GAME,
                 f"principal=saez computes rates from the incomes in each tax bracket, and env={spec.name} {why}; use "
-                "env=tax_economy, or another principal"
+                "env=tax_economy, or another principal",
             )
         needed = 2 if elasticity is None else 1
         self.explore = explore or (4 if elasticity is None else 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import PlanStep, Skill
@@ -33,9 +33,10 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
         ConfigError: no domain is shipped, or with `parity` there is no published one.
     """
     if env not in DOMAINS:
-        raise ConfigError(
+        raise Incompatible(
+            Misfit.ONE_GAME,
             f"no domain is shipped for env={env}, so a teacher has no words for it; use env={', '.join(DOMAINS)}, "
-            "or give teacher.domain={_target_: <your class derived from llmrl.teachers.domain.Domain>}"
+            "or give teacher.domain={_target_: <your class derived from llmrl.teachers.domain.Domain>}",
         )
     module, _, name = DOMAINS[env].partition(":")
     kind = getattr(importlib.import_module(module), name)

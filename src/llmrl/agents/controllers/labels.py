@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.spaces import EnvSpec
 
 SHOWN = 12
@@ -18,9 +18,10 @@ def n_inputs(spec: EnvSpec, who: str) -> int:
         ConfigError: there is no such channel.
     """
     if "vector" not in spec.observation:
-        raise ConfigError(
+        raise Incompatible(
+            Misfit.INTERFACE,
             f"{who} reads an observation of numbers, and env={spec.name} shows {', '.join(spec.observation)}; use an "
-            "environment with the channel vector, or agent=llm_player where it is put into words"
+            "environment with the channel vector, or agent=llm_player where it is put into words",
         )
     return int(spec.observation["vector"].shape[0])
 
@@ -32,10 +33,11 @@ def n_states(spec: EnvSpec, who: str) -> int:
         ConfigError: there is no such channel.
     """
     if "state" not in spec.observation:
-        raise ConfigError(
+        raise Incompatible(
+            Misfit.INTERFACE,
             f"{who} has an entry for every state, and the observation of env={spec.name} is not the number of a state "
             f"(a Discrete space); it shows {', '.join(spec.observation)}: cut numbers into bins with agent.bins, or "
-            "use agent=linear or agent=mlp_policy"
+            "use agent=linear or agent=mlp_policy",
         )
     return int(spec.observation["state"].high) + 1
 

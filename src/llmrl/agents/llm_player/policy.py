@@ -23,7 +23,7 @@ from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerSettings
 from llmrl.agents.llm_player.talk import Said, Talk
-from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.errors import Incompatible, LLMError, Misfit
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Camera
@@ -68,9 +68,10 @@ class LLMPolicy:
 
     def __init__(self, spec: EnvSpec, llm: ChatModel, settings: PlayerSettings) -> None:
         if spec.text is None or "text" not in spec.observation:
-            raise ConfigError(
+            raise Incompatible(
+                Misfit.INTERFACE,
                 f"a player that reads needs the game in words, and env={spec.name} has none: set env.text (a shipped "
-                "text, a file, own, auto), or env.observe=[text] where the environment has that option"
+                "text, a file, own, auto), or env.observe=[text] where the environment has that option",
             )
         self.spec, self.text, self.llm = spec, spec.text, llm
         self.camera: Camera | None = None

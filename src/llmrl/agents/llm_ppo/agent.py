@@ -65,6 +65,7 @@ class LanguagePPOAgent:
     """
 
     loop: ClassVar[AgentLoop] = "learn"
+    reads_texts: ClassVar[bool] = True
     plays_if = ("tune", "nothing")
     """Option, and its value with which the agent only plays."""
 

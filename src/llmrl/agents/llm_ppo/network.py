@@ -12,7 +12,7 @@ from torch import nn
 
 from llmrl.agents.llm_ppo.sharding import shard
 from llmrl.algorithms.optimizer_step import Batch
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray
@@ -81,10 +81,10 @@ class LanguageActorCritic(nn.Module):
         self.n_actions = spec.need_discrete("a language model that scores actions")
         texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
         if channel not in texts:
-            raise ConfigError(
-                f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {channel!r}"
-                + (f", but {', '.join(texts)}: set agent.text_channel={texts[0]}" if texts else "; use env=babyai_text")
-            )
+            lacks = f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {channel!r}"
+            if texts:
+                raise ConfigError(f"{lacks}, but {', '.join(texts)}: set agent.text_channel={texts[0]}")
+            raise Incompatible(Misfit.INTERFACE, f"{lacks}; use env=babyai_text")
         self.scorer, self.channel, self.processes = scorer, channel, processes
         self.scoring, self.temperature = settings.actions == "scores", settings.temperature
         self.precision, self.piece_tokens = settings.precision, settings.piece_tokens

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from llmrl.agents.mixed.mixed_policy import MixedPolicy, Seated, rollout_of
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.part_factory import PartFactory
 from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, Teacher
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
@@ -75,7 +75,9 @@ class MixedAgent:
         teacher: Teacher | None = None,
     ) -> None:
         if teacher is not None:
-            raise ConfigError("agent=mixed: a teacher advises all players of a game alike; use teacher=none")
+            raise Incompatible(
+                Misfit.UNTAUGHT, "agent=mixed: a teacher advises all players of a game alike; use teacher=none"
+            )
         kinds = [member for member in members if isinstance(member, Member)]
         if len(kinds) < len(members):
             raise ConfigError("agent.members: the options of members are looked up when a run is composed")
