@@ -6,8 +6,8 @@ Both learn for the same environment steps from the same tuned settings, of RL Ba
 What is compared is the return of the episodes they played while they learned, in ten equal parts of training, the mean
 over seeds with its 95 % interval. Differences that are left: where the zoo has state-dependent exploration (Pendulum),
 ours has plain Gaussians and the library is run both ways; its initial weights are torch's where ours are orthogonal;
-moments of observations move with every step there and with every update here. The MuJoCo tasks have a tenth and a
-seventh of the zoo's million steps; `--share` is a further share.
+moments of observations move with every step there and with every update here. The MuJoCo tasks have a tenth and
+a sixteenth of the zoo's million steps; `--share` is a further share.
 Writes `curves.csv` and `curves.png` to `--out`. Needs the extras `mujoco`, `sb3` and `plots`.
 """
 
@@ -77,7 +77,7 @@ TASKS = {
         },
     ),
     "Hopper-v5": Task(
-        150_000,
+        60_000,
         1,
         512,
         {

@@ -277,7 +277,7 @@ def test_rewards_are_scaled_within_their_episodes(signal_game):
     scale = RewardScale(0.9)
     scale.see(rollout.reward, ended)
     ppo.begin(rollout)
-    assert str(ppo.scale.state_dict()) == str(scale.state_dict())
+    assert str(ppo.reward_scale.state_dict()) == str(scale.state_dict())
     advantage, target = ppo.estimate(rollout)
     reward, done = rollout.reward / scale.deviation, ended[..., None].expand_as(rollout.reward)
     expected = generalized_advantages(reward, rollout.value, rollout.next_value, done, 0.9, 0.95)
@@ -287,17 +287,17 @@ def test_rewards_are_scaled_within_their_episodes(signal_game):
 
 def test_what_a_reset_begins_anew(signal_game):
     _, ppo, collector = make(signal_game(), teacher=Counting(1.0), scale_rewards=True)
-    first = ppo.scale.state_dict()
+    first = ppo.state_dict()["scales"]
     train(ppo, collector, 2)
-    learnt, updaters = copy.deepcopy(ppo.scale.state_dict()), ppo.updaters
+    learnt, updaters = ppo.state_dict()["scales"], ppo.updaters
     ppo.reset(keep_moments=True)
     assert ppo.updaters is updaters and (ppo.updates, ppo.teacher.resets) == (0, 1)
-    assert str(ppo.scale.state_dict()) == str(first) != str(learnt)
+    assert str(ppo.state_dict()["scales"]) == str(first) != str(learnt)
     ppo.begin_with(learnt)
-    assert str(ppo.scale.state_dict()) == str(learnt)
+    assert str(ppo.state_dict()["scales"]) == str(learnt)
     train(ppo, collector, 1)
     ppo.reset()
-    assert str(ppo.scale.state_dict()) == str(learnt), "that of loaded weights"
+    assert str(ppo.state_dict()["scales"]) == str(learnt), "that of loaded weights"
     assert [each.optimizer.state_dict()["state"] for each in ppo.updaters] == [{}] and ppo.teacher.resets == 2
 
 

@@ -207,7 +207,7 @@ def test_an_evaluation_only_counts(tmp_path, capsys):
     with pytest.raises(TooManyInvalid):
         run(*game, f"output_root={tmp_path}", "checkpoint_seconds=0")
     found = evaluate(parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
-    assert found["llm_invalid_share"] == 1.0 and found["llm_judged_replies"] >= 24
+    assert found["llm_invalid_share"] == 1.0 and found["llm_judged_replies"] >= 18  # some moves are forced
     print_evaluation(found)
     assert "NOTHING THE MODEL SAID WAS UNDERSTOOD" in capsys.readouterr().out
 
