@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ppo import make, train
 
-from llmrl.algorithms.advantages import ValueScale
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
 from llmrl.algorithms.ppo import joint_actions, surrogate, value_error
 from llmrl.core.errors import ConfigError
@@ -48,7 +47,7 @@ def test_estimates_are_made_with_restored_values(signal_game):
     _, ppo, collector = make(signal_game(n_envs=4), normalize_values=True)
     train(ppo, collector, 1)
     rollout = collector.collect(8, Seeds(1).torch("actions"))
-    mean, deviation = float(ppo.value_scale.moments.mean), float(ppo.value_scale.moments.deviation)
+    mean, deviation = float(ppo.value_moments.mean), float(ppo.value_moments.deviation)
     assert mean != 0 and deviation != 1
     plain = make(signal_game(n_envs=4))[1]
     restored = dataclasses.replace(
@@ -60,15 +59,15 @@ def test_estimates_are_made_with_restored_values(signal_game):
         torch.testing.assert_close(found, expected)
 
 
-def test_a_state_of_the_scale_is_a_copy():
-    scale = ValueScale()
-    scale.see(torch.tensor([1.0, 3.0]))
-    before = scale.state_dict()
-    assert scale.predicted(torch.tensor(3.0)) == 1 and scale.values(torch.tensor(1.0)) == 3
-    scale.see(torch.tensor([100.0]))
-    assert float(before["mean"]) == 2 and float(before["count"]) == 2
-    scale.load_state_dict(before)
-    assert scale.values(torch.tensor(0.0)) == 2
+def test_a_state_of_the_moments_is_a_copy(signal_game):
+    _, ppo, _ = make(signal_game(), normalize_values=True)
+    ppo.value_moments.see(torch.tensor([1.0, 3.0]))
+    before = ppo.state_dict()["scales"]
+    assert ppo.value_moments.normalized(torch.tensor(3.0)) == 1 and ppo.value_moments.restored(torch.tensor(1.0)) == 3
+    ppo.value_moments.see(torch.tensor([100.0]))
+    assert float(before["value"]["mean"]) == 2 and float(before["value"]["count"]) == 2
+    ppo.begin_with(before)
+    assert ppo.value_moments.restored(torch.tensor(0.0)) == 2
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32 - 1))

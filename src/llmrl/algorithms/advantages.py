@@ -83,35 +83,3 @@ class RewardScale:
 
     def load_state_dict(self, state: State) -> None:
         self._moments.load_state_dict(state)
-
-
-class ValueScale:
-    """Running moments of value targets, in whose units a critic predicts (`PPOSettings.normalize_values`).
-
-    A critic's outputs are (V - mean) / deviation. Outputs are not corrected when the moments move, as in multi-agent
-    PPO (Yu et al. 2022, arXiv 2103.01955, section 3; van Hasselt et al. 2016 correct them).
-
-    Attributes:
-        moments: moments of the targets of all agents.
-    """
-
-    def __init__(self) -> None:
-        self.moments = RunningMoments()
-
-    def see(self, target: torch.Tensor) -> None:
-        """Take in the value targets of a rollout, [...]."""
-        self.moments.see(target.detach().flatten().cpu())
-
-    def predicted(self, target: torch.Tensor) -> torch.Tensor:
-        """Return what a critic is to put out for targets [...]."""
-        return (target - float(self.moments.mean)) / float(self.moments.deviation)
-
-    def values(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the values [...] that a critic's outputs [...] stand for."""
-        return output * float(self.moments.deviation) + float(self.moments.mean)
-
-    def state_dict(self) -> State:
-        return {name: x.clone() for name, x in self.moments.state_dict().items()}
-
-    def load_state_dict(self, state: State) -> None:
-        self.moments.load_state_dict(state)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from llmrl.algorithms.advantages import RewardScale, ValueScale, generalized_advantages, normalized
+from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalized
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, Updater
 from llmrl.core.errors import ConfigError, Diverged
@@ -24,6 +24,7 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Unit
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.networks.action_distributions import ActionDistribution
+from llmrl.networks.running_moments import RunningMoments
 
 OWN = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
 """Entries that every update records; further entries are the teacher's."""
@@ -119,7 +120,7 @@ class PPO:
             )
         self.updaters = self._new_updaters()
         self.updates = 0
-        self.reward_scale, self.value_scale = RewardScale(settings.gamma), ValueScale()
+        self.reward_scale, self.value_moments = RewardScale(settings.gamma), RunningMoments()
         self._first_scales = self._scales()
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
@@ -167,8 +168,11 @@ class PPO:
         return advantage, advantage + value
 
     def _values(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the values [...] that a critic's outputs [...] stand for."""
-        return self.value_scale.values(output) if self.settings.normalize_values else output
+        """Return the values [...] that a critic's outputs [...] stand for.
+
+        With `normalize_values` outputs are in units of the targets' running moments, and are not corrected when those
+        move, as in multi-agent PPO (Yu et al. 2022, arXiv 2103.01955, section 3)."""
+        return self.value_moments.restored(output) if self.settings.normalize_values else output
 
     def fit(
         self,
@@ -185,8 +189,8 @@ class PPO:
         """
         unexplained = unexplained_variance(target.detach().flatten(), self._values(rollout.value).flatten())
         if self.settings.normalize_values:
-            self.value_scale.see(target)
-            target = self.value_scale.predicted(target)
+            self.value_moments.see(target.detach().flatten().cpu())
+            target = self.value_moments.normalized(target)
         records: list[Record] = []
         for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
@@ -325,11 +329,12 @@ class PPO:
         self._load_scales(scales)
 
     def _scales(self) -> State:
-        return {"reward": self.reward_scale.state_dict(), "value": self.value_scale.state_dict()}
+        value = {name: x.clone() for name, x in self.value_moments.state_dict().items()}
+        return {"reward": self.reward_scale.state_dict(), "value": value}
 
     def _load_scales(self, scales: State) -> None:
         self.reward_scale.load_state_dict(scales["reward"])
-        self.value_scale.load_state_dict(scales["value"])
+        self.value_moments.load_state_dict(scales["value"])
 
     def reset(self, keep_moments: bool = False) -> None:
         """Restart learning-rate decay, the scales of rewards and values, the teacher's schedule and, unless kept,

@@ -114,8 +114,16 @@ class Numbers:
                 f"agent.squash_actions: {name} has no bounds to be squashed into; use squash_actions=false"
             )
         self._low = low
+        # Where the real numbers are in an action; a slice costs no index on the device.
+        self._real: slice | list[int] = self.real if self.choices else slice(None)
+        self._kept: dict[object, torch.Tensor] = {}
         inner, outer = np.where(bounded, low, -1.0)[self.real], np.where(bounded, high, 1.0)[self.real]
-        self._centre, self._half = (inner + outer) / 2, (outer - inner) / 2
+        self._constants = {
+            "centre": (inner + outer) / 2,
+            "half": (outer - inner) / 2,
+            "nodes": _NODES,
+            "shares": _WEIGHTS / _WEIGHTS.sum(),
+        }
         self.n_real = len(self.real)
         self.n_outputs = 2 * self.n_real + sum(n for _, n in self.choices)
         self.n_draws = self.n_real + sum(n for _, n in self.choices)
@@ -139,7 +147,7 @@ class Numbers:
         mean, log_std, logits = self._split(outputs)
         log_prob = entropy = outputs.new_zeros(outputs.shape[:-1])
         if self.n_real:
-            x = (action[..., self.real].to(mean.dtype) - self._like(mean, self._centre)) / self._like(mean, self._half)
+            x = (action[..., self._real].to(mean.dtype) - self._like(mean, "centre")) / self._like(mean, "half")
             slope = torch.zeros_like(x)
             if self.squashed:
                 x = x.clamp(-INSIDE, INSIDE)
@@ -149,7 +157,7 @@ class Numbers:
             density = -0.5 * deviation.square() - log_std - 0.5 * math.log(2 * math.pi) - slope
             own = log_std + 0.5 * (1 + math.log(2 * math.pi))
             if self.squashed:
-                nodes, weights = (self._like(mean, table) for table in (_NODES, _WEIGHTS / _WEIGHTS.sum()))
+                nodes, weights = (self._like(mean, name) for name in ("nodes", "shares"))
                 points = mean[..., None] + log_std.exp()[..., None] * nodes
                 own = own + (_log_slope(points) * weights).sum(-1)
             log_prob, entropy = log_prob + density.sum(-1), entropy + own.sum(-1)
@@ -170,14 +178,18 @@ class Numbers:
         if self.squashed:
             x = torch.tanh(x)
         action = x.new_empty((*x.shape[:-1], self.numbers.dim), dtype=torch.float32)
-        action[..., self.real] = (self._like(x, self._centre) + self._like(x, self._half) * x).float()
+        action[..., self._real] = (self._like(x, "centre") + self._like(x, "half") * x).float()
         for (i, _), chosen in zip(self.choices, whole, strict=True):
             action[..., i] = chosen + self._low[i]
         return action
 
-    @staticmethod
-    def _like(x: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(numbers, dtype=x.dtype, device=x.device)
+    def _like(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """Return one of the constants as a tensor like `x`; moved once, as a GPU would wait for each copy."""
+        key = name, x.dtype, x.device
+        if key not in self._kept:
+            with torch.inference_mode(False):  # they are used where gradients are taken, too
+                self._kept[key] = torch.as_tensor(self._constants[name], dtype=x.dtype, device=x.device)
+        return self._kept[key]
 
 
 def _log_slope(x: torch.Tensor) -> torch.Tensor:
@@ -201,12 +213,5 @@ def distribution(spec: EnvSpec, squashed: bool) -> Choice | Numbers:
 
 
 def sample(actions: ActionDistribution, outputs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw actions for outputs [..., n_outputs].
-
-    Random numbers are drawn where the generator lives (the processor) and moved, so a GPU draws what a processor would.
-    """
-    source = outputs.device if generator is None else generator.device
-    shape = (*outputs.shape[:-1], actions.n_draws)
-    uniform = torch.rand(shape, generator=generator, device=source, dtype=outputs.dtype)
-    # Nobody waits for a GPU: memory that is not pinned is read before the call returns.
-    return actions.choose(outputs, uniform.to(outputs.device, non_blocking=outputs.is_cuda))
+    """Draw actions for outputs [..., n_outputs]."""
+    return actions.choose(outputs, categorical.uniform(outputs, actions.n_draws, generator))

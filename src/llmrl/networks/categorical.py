@@ -11,15 +11,19 @@ def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
 
 
 def sample(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Draw actions [...] from softmax(logits [..., n_actions]) by the Gumbel-max trick.
+    """Draw actions [...] from softmax(logits [..., n_actions]) by the Gumbel-max trick."""
+    return choose(logits, uniform(logits, logits.shape[-1], generator))
 
-    The noise is drawn where the generator lives (the processor) and moved, so a GPU draws what a processor would.
+
+def uniform(like: torch.Tensor, n: int, generator: torch.Generator | None) -> torch.Tensor:
+    """Draw `n` numbers from [0, 1) for each row of `like` [..., m], as [..., n], on its device.
+
+    They are drawn where the generator lives (the processor) and moved, so a GPU draws what a processor would.
     """
-    source = logits.device if generator is None else generator.device
-    uniform = torch.rand(logits.shape, generator=generator, device=source, dtype=logits.dtype)
+    source = like.device if generator is None else generator.device
+    drawn = torch.rand((*like.shape[:-1], n), generator=generator, device=source, dtype=like.dtype)
     # Nobody waits for a GPU: memory that is not pinned is read before the call returns.
-    uniform = uniform.to(logits.device, non_blocking=logits.is_cuda)
-    return choose(logits, uniform)
+    return drawn.to(like.device, non_blocking=like.is_cuda)
 
 
 def choose(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

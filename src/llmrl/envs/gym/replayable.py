@@ -154,8 +154,7 @@ class ReplayableEnv(ABC):
         return np.array([step[game] for step in recorded[first : first + int(self._length[game])]])
 
     def load_state_dict(self, state: State) -> None:
-        # States saved by an earlier version have a single stream.
-        self._streams = list(state.get("streams") or [state["stream"]])
+        self._streams = list(state["streams"])
         self._groups, self._begun = state["groups"], np.array(state["begun"])
         self._terminated[:] = True
         if "acted" in state:
