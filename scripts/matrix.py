@@ -1,6 +1,6 @@
 """Tries every part with every other, and writes what became of them to docs/matrix.md.
 
-python scripts/matrix.py                        # all pairs, about ten minutes on one core
+python scripts/matrix.py                        # all pairs
 python scripts/matrix.py --only env-agent       # the pairs of one table; the others stay as they are
 python scripts/matrix.py --pairs cleanup:ppo    # some pairs, with what is said of them
 python scripts/matrix.py --missing              # those that the page does not have, or has as omissions
