@@ -10,6 +10,7 @@ from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.fingerprint import folder_fingerprint
 from llmrl.llms.local.loading import check_model, load_model, load_tokenizer
 from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from llmrl.llms.local.small import make_small_model
 
 
 def test_large_files_are_told_apart_by_samples(tmp_path):
@@ -112,3 +113,15 @@ def test_an_impossible_device(t5_folder):
 def test_a_loaded_model_is_ready_to_score(t5_folder):
     module = load_model("seq2seq", str(t5_folder), None, "cpu", "bfloat16")
     assert not module.training and next(module.parameters()).dtype == torch.bfloat16
+
+
+def test_drawn_weights_are_the_same_in_every_type(tmp_path):
+    """They depend on the seed alone: builds of torch draw half precision differently."""
+    make_small_model(tmp_path, ["go left", "go right"] * 10, "seq2seq", width=64, layers=1, vocabulary=300)
+    full, half = (
+        load_model("seq2seq", str(tmp_path), None, "cpu", dtype, "random", seed=3) for dtype in ("float32", "bfloat16")
+    )
+    halves = dict(half.named_parameters())
+    assert halves and half.config.dtype == torch.bfloat16
+    for name, weights in full.named_parameters():
+        assert torch.equal(weights.to(torch.bfloat16), halves[name])

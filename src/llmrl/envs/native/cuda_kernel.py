@@ -1,6 +1,6 @@
 """The games as a kernel of an NVIDIA GPU: the same functions, one thread a game, in memory shared with torch.
 
-No GPU has run this. Numba's simulator has (`NUMBA_ENABLE_CUDASIM=1`), where it plays what processors play.
+On an H200, and in Numba's simulator (`NUMBA_ENABLE_CUDASIM=1`), it plays bit for bit what processors play.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from llmrl.envs.native.compilation import build, plain, simulated
 
 log = logging.getLogger(__name__)
 
-BLOCK = 64
-"""Threads of a block: games differ in what happens, so small ones wait less for each other."""
+BLOCK = 16
+"""Threads of a block: games differ in what happens, so small ones wait less for each other. With 4,096 games, an H200
+plays 1.4 times as many steps as with 64 threads, and with 65,536 games 1.05 to 1.13 times as many."""
 cuda: Any = None  # in the kernel, Numba's
 play: Any = game_loop.play  # in the kernel, the device function
 
@@ -51,8 +52,10 @@ def kernel() -> Any:
             "Clean Up and Harvest on a GPU need numba-cuda, which is not installed: pip install 'llmrl[gpu]', or use "
             "hardware=cpu"
         )
-    from numba import cuda
+    from numba import config, cuda
 
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # few games are what somebody wanted
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of every module it frees
     # In the simulator compiled helpers would hide what a device cannot type, and so it gets the plain ones.
     tree = plain() if simulated() else build(cuda.jit(device=True))
     names = {"cuda": cuda, "play": tree.play, "__name__": __name__}

@@ -143,10 +143,14 @@ def load_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                module = auto.from_config(config, trust_remote_code=False, **options)
+                module = auto.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
                 raise LLMError(f"{model} is no {kind} language model: {_one_line(error)} {_REMEDIES}") from error
             _untie(module)
+            # Some builds of torch draw other numbers in half precision, and five times as slowly.
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(options["dtype"])
+            module.config.dtype = options["dtype"]
         if weights == "embeddings":
             whole = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
             _copy_words(whole, module)
