@@ -67,6 +67,10 @@ OWN_OPTIONS = [
     ("| Option | Action | Why |\n|---|---|---|\n| 1 | toggle | opens |\n| 2 | go forward | free |\n\nI choose "
      "option 2.",
      "go forward"),
+    ("| Action | Then |\n|---|---|\n| 1. turn left | go forward |\n| 2. toggle | go forward |\n\nI choose option 2.",
+     "toggle"),
+    ("| Move | Better than |\n|---|---|\n| A: turn left | drop |\n| B: toggle | drop |\n\nDecision: B", "toggle"),
+    ("| Idea | Next |\n|---|---|\n| 1. toggle | drop |\n| 2. drop | toggle |\n\nI choose option 1 or 2.", None),
     ("Option 1: go forward\nOption 2: turn left\n\nFinal answer: Option 2 (turn left)", "turn left"),
     ("Option 1: go forward\nOption 2: turn left\n\nI select the latter.", "turn left"),
     ("Option 1: turn left\nOption 2: go forward\nOption 3: toggle\n\n\\boxed{\\text{Option 3}}", "toggle"),

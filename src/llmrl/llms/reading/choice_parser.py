@@ -10,6 +10,7 @@ from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAns
 from llmrl.llms.reading.latex import untexed
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated, words
 from llmrl.llms.reading.non_answer_text import exemplary
+from llmrl.llms.reading.options import ROW_LABEL
 from llmrl.llms.reading.reply_cleaning import plain
 from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import listed
@@ -298,7 +299,11 @@ class ChoiceParser(AnswerParser[int]):
         """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
         for table in tables(text):
             column = table.column(("action", "move", "choice", "decision", "option"))
-            cells = table.rows[0][1:] if not column else table.rows[0][column : column + 1]
+            first, *others = table.rows[0]
+            called = ROW_LABEL.sub("", first)
+            if not column and not called.isdigit() and (index := self.names.meant(called)) is not None:
+                return index
+            cells = others if not column else table.rows[0][column : column + 1]
             meant = {self.names.meant(cell) for cell in cells} - {None}
             return meant.pop() if len(meant) == 1 else None
         first = re.split(r"[.!?;](?=\s|\Z)|\n", re.sub(r"[*`\"]", "", text), maxsplit=1)[0]

@@ -22,6 +22,8 @@ _CALLED = re.compile(
 _LETTERED = re.compile(
     r"^[ \t>#*_\-\u2022]{0,12}(?:\((?P<inner>[A-Ha-h])\)|(?P<label>[A-H])[ \t*_]{0,3}[).:])[ \t*_]*(?=\S)", re.MULTILINE
 )
+ROW_LABEL = re.compile(r"\A\(?(?P<label>[A-H]|\d{1,2})[.):][ \t]+(?=\S)")
+"""The label of an option in a cell that also says what it is."""
 _COUNTED = re.compile(r"(?:^[ \t>#*_]{0,8}|(?<=[:,;])[ \t]+\(?)(?P<label>\d{1,2})[.):][ \t*_]+(?=\S)", re.MULTILINE)
 _ONE = rf"(?:{_KIND}|one|proposal|action|move|row|point|vector)"
 _DECIDES = (
@@ -163,6 +165,10 @@ def _in_tables(text: str) -> Found | None:
         labels = [_label(cell) for cell in first]
         said = len(table.head) > 1 and re.match(rf"{_KIND}|\#|no\.?$|id$|name$|label$|$", table.head[0], re.IGNORECASE)
         if said and len(labels) > 1 and all(map(_is_label, labels)) and len(set(labels)) == len(labels):
+            return [table.alone(k) for k in range(len(labels))], table.places, labels
+        inside = [ROW_LABEL.match(row[0]) if row else None for row in table.rows]
+        labels = [_label(match["label"]) for match in inside if match]
+        if len(labels) == len(inside) > 1 and len(set(labels)) == len(labels):
             return [table.alone(k) for k in range(len(labels))], table.places, labels
     return None
 
