@@ -73,6 +73,16 @@ def test_parts_that_cannot_be_tuned_are_refused(proposer, tmp_path, overrides, m
         run_experiment(compose(f"output_root={tmp_path}", *model, *overrides, primary="finetune"), overrides)
 
 
+def test_replies_that_would_be_cut_are_refused_before_the_model_is_asked(proposer, tmp_path):
+    from experiments import run_experiment
+
+    typed = [*QUICK["sft"], "llm.max_tokens=24"]
+    with pytest.raises(ConfigError, match=r"the reply to learn takes \d+ tokens .* llm\.max_tokens=24 would cut it"):
+        run_experiment(configured(tmp_path, proposer, *typed), typed)
+    (calls,) = tmp_path.rglob("llm_calls.jsonl")
+    assert not calls.read_text()
+
+
 def test_a_missing_package_is_named(proposer, tmp_path, monkeypatch):
     from experiments import run_experiment
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.finetuning.optimiser import Optimiser
+from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.trainer import run_trainer, trainer_class
 from llmrl.finetuning.training_job import TrainingJob
+from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.lora import Lora
 
 
@@ -70,17 +73,18 @@ class SFT:
         return run_trainer(trainer, job)
 
 
-def token_row(job: TrainingJob, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
-    """`input_ids` and `labels` of one example: the prompt's tokens as they are asked with, then the reply's.
+def check_replies(chat: LocalChat, questions: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
+    """Raise ConfigError where a reply to learn is longer than replies may be, for which prompts leave room."""
+    for question, reply in zip(questions, replies, strict=True):
+        if reply is not None and (tokens := len(chat.encode_reply(question.messages, reply))) > chat.reply_tokens:
+            raise ConfigError(
+                f"the reply to learn takes {tokens} tokens of {chat.model}, and llm.max_tokens={chat.reply_tokens} "
+                "would cut it; raise llm.max_tokens"
+            )
 
-    Raises:
-        ConfigError: the reply is longer than replies may be, for which prompts leave room in the model's window.
-    """
+
+def token_row(job: TrainingJob, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
+    """`input_ids` and `labels` of one example: the prompt's tokens as they are asked with, then the reply's."""
     prompt = job.chat.encode(messages)
     answer = job.chat.encode_reply(messages, reply)
-    if len(answer) > job.chat.reply_tokens:
-        raise ConfigError(
-            f"the reply to learn takes {len(answer)} tokens of {job.chat.model}, and llm.max_tokens="
-            f"{job.chat.reply_tokens} would cut it; raise llm.max_tokens"
-        )
     return {"input_ids": [*prompt, *answer], "labels": [-100] * len(prompt) + answer}

@@ -29,6 +29,7 @@ from llmrl.finetuning.proposer_evaluation import (
 from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
+from llmrl.finetuning.sft import check_replies
 from llmrl.finetuning.trainer import quiet, save_adapter
 from llmrl.finetuning.training_job import Method, TrainingJob
 from llmrl.finetuning.trials import ParameterTrial
@@ -142,6 +143,8 @@ class FinetuneLoop:
         tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
         replies = [self.task.questions.reply(question) for question in data.train]
         self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
+        if self.method.needs_replies:
+            check_replies(chat, data.train, replies)
         if run.iteration == 0 and not self.measured["before"]:
             write_questions(run.folder / "train.jsonl", data.train, replies)
             held_out = [self.task.questions.reply(question) for question in data.held_out]
