@@ -68,7 +68,6 @@ SMALL: Settings = {
     "search.evaluate_every": 0,
     "search.evaluate_episodes": 1,
     "agent.rank": 1,
-    "agent.basis": "normal",  # an orthonormal one of the weights of taxi takes a minute
     "agent.q.warmup": 0,
     "agent.q.batch_size": 2,
     "teacher.samples": 1,

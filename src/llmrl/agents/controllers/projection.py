@@ -19,10 +19,10 @@ Basis = Literal["orthonormal", "normal"]
 class ProjectedController:
     """The numbers of `inner` are theta = z Q^T, and z is searched.
 
-    Q [d, rank] is drawn once. `orthonormal`: the first `rank` columns of the orthogonal factor of a square matrix of
-    standard normal numbers, as in the code of ProPS (arXiv 2511.21928), whose own start, theta drawn from N(0, s^2) and
-    z = theta Q, is z drawn from N(0, s^2). `normal`: independent N(0, 1 / rank) entries, so that theta scatters as z
-    does.
+    Q [d, rank] is drawn once. `orthonormal`: the orthogonal factor of a matrix of standard normal numbers. The code of
+    ProPS (arXiv 2511.21928) takes the first `rank` columns of a square matrix's, which are those of its first `rank`
+    columns; its own start, theta drawn from N(0, s^2) and z = theta Q, is z drawn from N(0, s^2). `normal`: independent
+    N(0, 1 / rank) entries, so that theta scatters as z does.
 
     Args:
         inner: the policy.
@@ -46,7 +46,7 @@ class ProjectedController:
             raise ConfigError(f"agent.rank={rank}: the {inner.space.name} has only {d} numbers; set agent.rank <= {d}")
         rng = seeds.numpy("projection")
         if basis == "orthonormal":
-            self.basis = np.ascontiguousarray(np.linalg.qr(rng.standard_normal((d, d)))[0][:, :rank])
+            self.basis = np.linalg.qr(rng.standard_normal((d, rank)))[0]
         else:
             self.basis = rng.standard_normal((d, rank)) / np.sqrt(rank)
         name = f"projection of a {inner.space.name}"
