@@ -299,11 +299,11 @@ class ChoiceParser(AnswerParser[int]):
         """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
         for table in tables(text):
             column = table.column(("action", "move", "choice", "decision", "option"))
-            first, *others = table.rows[0]
-            called = ROW_LABEL.sub("", first)
+            row = table.rows[0]
+            called = ROW_LABEL.sub("", row[0]) if row else ""
             if not column and not called.isdigit() and (index := self.names.meant(called)) is not None:
                 return index
-            cells = others if not column else table.rows[0][column : column + 1]
+            cells = row[column : column + 1] if column else row[1:]
             meant = {self.names.meant(cell) for cell in cells} - {None}
             return meant.pop() if len(meant) == 1 else None
         first = re.split(r"[.!?;](?=\s|\Z)|\n", re.sub(r"[*`\"]", "", text), maxsplit=1)[0]
