@@ -80,7 +80,7 @@ mutants: install  ## changes the code in small ways and counts what the tests no
 	$(BIN)/pip install -q -c constraints.txt mutmut
 	$(BIN)/python scripts/mutants.py
 
-matrix: install  ## tries every part with every other, and writes docs/matrix.md; ten minutes on one core
+matrix: install  ## tries every part with every other, and writes docs/matrix.md; about eight minutes of a core
 	$(BIN)/python scripts/matrix.py
 
 docs: install  ## a site in build/docs, links checked

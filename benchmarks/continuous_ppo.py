@@ -14,12 +14,10 @@ Writes `curves.csv` and `curves.png` to `--out`. Needs the extras `mujoco`, `sb3
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import os
-import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import numpy as np
 import torch
+from learning_curves import Episodes, Rows, episodes_of, learned, saved
 
 import llmrl
-from llmrl.analysis.statistics import standard_error_of_mean
-from llmrl.run.training_episodes import read_training_episodes
-
-PARTS = 10
-Episodes = tuple[np.ndarray, np.ndarray]
-"""Environment steps at which episodes ended, and their returns, each [n]."""
 
 
 class Task(NamedTuple):
@@ -107,25 +100,15 @@ def main() -> None:
     asked = parser.parse_args()
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     for name in asked.tasks:
         task = TASKS[name]._replace(steps=int(TASKS[name].steps * asked.share))
         players = {"llmrl": ours, "Stable-Baselines3": library}
         if task.library:
             players["Stable-Baselines3, state-dependent exploration"] = library_with_its_own
         for who, learn in players.items():
-            start, found = time.perf_counter(), []
-            for seed in asked.seeds:
-                found.append(binned(learn(name, task, seed), task.steps))
-                say(f"  {name}, {who}, seed {seed}: {found[-1][-1]:.1f} in the last tenth")
-            spent = (time.perf_counter() - start) / len(asked.seeds)
-            rows += told(name, who, np.array(found), task.steps, spent)
-    with (asked.out / "curves.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    drawn(rows, asked.out / "curves.png")
+            rows += learned(name, who, partial(learn, name, task), task.steps, asked.seeds)
+    saved(rows, asked.out)
 
 
 def ours(name: str, task: Task, seed: int) -> Episodes:
@@ -152,10 +135,7 @@ def ours(name: str, task: Task, seed: int) -> Episodes:
             f"seed={seed}",
             f"output_root={root}",
         )
-        table = read_training_episodes(Path(run.folder))
-    assert table is not None
-    ended = (table.places["start"] + table.places["length"]) * task.games
-    return ended, table.metrics["return"]
+        return episodes_of(Path(run.folder), task.games)
 
 
 def library(name: str, task: Task, seed: int, **more: Any) -> Episodes:
@@ -202,64 +182,6 @@ def library(name: str, task: Task, seed: int, **more: Any) -> Episodes:
 def library_with_its_own(name: str, task: Task, seed: int) -> Episodes:
     """Learn with Stable-Baselines3 and what the zoo has that is only its own."""
     return library(name, task, seed, **(task.library or {}))
-
-
-def binned(episodes: Episodes, steps: int) -> np.ndarray:
-    """Return the mean return of the episodes that ended in each part of training, [PARTS]; NaN where none did."""
-    ended, returns = episodes
-    part = np.minimum(ended * PARTS // steps, PARTS - 1)
-    return np.array([returns[part == i].mean() if (part == i).any() else np.nan for i in range(PARTS)])
-
-
-def told(name: str, who: str, found: np.ndarray, steps: int, seconds: float) -> list[dict[str, Any]]:
-    """Print a line of a learner's curve, and return it as rows: mean over seeds and its 95 % interval (Student's t)."""
-    from scipy import stats
-
-    n = len(found)
-    rows = []
-    for i in range(PARTS):
-        error = standard_error_of_mean(found[:, i]) or 0.0
-        half = float(stats.t.ppf(0.975, n - 1)) * error if n > 1 else float("nan")
-        mean = float(found[:, i].mean())
-        at = round((i + 1) / PARTS * steps)
-        rows.append(
-            {"task": name, "who": who, "env_steps": at, "return": mean, "low": mean - half, "high": mean + half}
-        )
-    line = " ".join(f"{row['return']:8.1f}" for row in rows)
-    final = rows[-1]
-    say(f"{name:<26}{who:<48}{line}   [{final['low']:.0f}, {final['high']:.0f}]  {seconds:.0f} s a run")
-    return rows
-
-
-def drawn(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the curves, a panel a task."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.2 * len(tasks), 3.2), squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
-        for i, who in enumerate(dict.fromkeys(row["who"] for row in rows if row["task"] == task)):
-            own = [row for row in rows if row["task"] == task and row["who"] == who]
-            at = [row["env_steps"] for row in own]
-            axis.plot(at, [row["return"] for row in own], label=who.replace(", ", ",\n"), color=f"C{i}")
-            axis.fill_between(
-                at, [row["low"] for row in own], [row["high"] for row in own], alpha=0.2, color=f"C{i}", linewidth=0
-            )
-        axis.set_title(task)
-        axis.set_xlabel("environment steps")
-        axis.set_ylabel("return of an episode")
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What a GPU does with this platform's work, in one command under ten minutes: games, PPO, societies, local scorers.
 
-    python benchmarks/gpu.py [--parts check games ppo societies scorer] [--games 4096 16384 65536 262144]
+    python benchmarks/gpu.py [--parts check games blocks ppo societies scorer] [--games 4096 16384 65536 262144]
     python benchmarks/gpu.py --toy     # the same code without a GPU, in about a minute; measures nothing
 
 * `check`: 64 games of 50 steps are those of the processor bit for bit: states, grids, pixels, rewards, what is told.
 * `games`: agent steps a second of `grid` and `pixels` with random actions and 7 players. `kernel` is the loops and the
   painting alone, `step` is `VecEnv.step`. Aims for `step`: 100 M with `grid`, 10 M with `pixels`.
+* `blocks`: agent steps a second of the kernel alone, by the threads of its blocks (`cuda_kernel.BLOCK`).
 * `ppo`: agent steps a second of rollouts and updates on Harvest, end to end.
 * `societies`: training rounds of several societies in one batch beside one society.
 * `scorer`: prompts scored a second by a model in the shape of Flan-T5-large with random weights.
@@ -30,7 +31,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
-from gpu_games import GamesDifferError, check, measure_games
+from gpu_games import GamesDifferError, check, measure_blocks, measure_games
 from gpu_learning import measure_ppo, measure_societies
 from gpu_part import LIMITS, TOY, Part, Sizes
 
@@ -52,6 +53,7 @@ def measure_scorer(part: Part) -> None:
 PARTS: dict[str, Callable[[Part], None]] = {
     "check": check,
     "games": measure_games,
+    "blocks": measure_blocks,
     "ppo": measure_ppo,
     "societies": measure_societies,
     "scorer": measure_scorer,
@@ -61,6 +63,7 @@ WHOLE = 575
 TITLES = {
     "check": "the games of the device beside those of the processor",
     "games": "agent steps of games with random actions",
+    "blocks": "agent steps of the kernel alone, by threads of a block",
     "ppo": "agent steps of PPO on Harvest, 7 players with shared parameters",
     "societies": "societies in one batch",
     "scorer": "a local scorer in the shape of Flan-T5-large, random weights",

@@ -14,6 +14,7 @@ from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.native import cuda_kernel
 from llmrl.envs.native.batch import array
 from llmrl.envs.native.compilation import CpuGames, simulated
 from llmrl.envs.native.vec_env import NativeEnv
@@ -140,6 +141,24 @@ def measure_games(part: Part) -> None:
             title = f"{kind[0]}, {kind[1]}, {games:,} games" + ", CPU" * (device == "cpu")
             fits = part.fits(title, functools.partial(_games_row, part, device, kind, games, title, processor))
             fitting[kind] = fits or device == "cpu"
+
+
+@torch.inference_mode()
+def measure_blocks(part: Part) -> None:
+    """Of a GPU alone: neither processors nor the simulator have blocks whose size matters."""
+    blocks, chosen = (8, 16, 32, 64, 128), cuda_kernel.BLOCK
+    part.row("", *(f"{block}, M/s" for block in blocks))
+    try:
+        for games in part.sizes.games[:3:2]:
+            for substrate in SUBSTRATES:
+                played = Played(part.device, substrate, games, "grid")
+                played.first()
+                cells = []
+                for cuda_kernel.BLOCK in blocks:
+                    cells.append(f"{played.rate(played.kernel_alone(), part.sizes) / 1e6:.3f}")
+                part.row(f"{substrate}, grid, {games:,} games", *cells)
+    finally:
+        cuda_kernel.BLOCK = chosen
 
 
 def _games_row(

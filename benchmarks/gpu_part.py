@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-LIMITS = {"check": 120, "games": 150, "ppo": 80, "societies": 80, "scorer": 130}
+LIMITS = {"check": 120, "games": 150, "blocks": 30, "ppo": 80, "societies": 80, "scorer": 110}
 """Seconds of each part."""
 
 

@@ -20,23 +20,22 @@ Writes `curves.csv` and `curves.png` to `--out`. Needs the extra `plots`.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from learning_curves import Episodes, Rows, episodes_of, learned, saved
 
-GAMES, LENGTH, AGENTS = 100, 25, 3
+import llmrl
+
 TASK = "simple_spread"
-MARK = "EPISODES "
+GAMES, LENGTH, AGENTS = 100, 25, 3
 
 
 def main() -> None:
@@ -44,35 +43,16 @@ def main() -> None:
     parser.add_argument("--openrl", type=Path, help="Python of an environment with OpenRL; without it ours alone")
     parser.add_argument("--steps", type=int, default=500_000)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("team_ppo"))
-    parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)  # the seed of a run in OpenRL's environment
+    parser.add_argument("--out", type=Path, default=Path("build/team_ppo"))
     asked = parser.parse_args()
-    if asked.inside is not None:
-        print(MARK + json.dumps(openrl_episodes(asked.steps, asked.inside)))
-        return
-    from continuous_ppo import binned, drawn, told
-
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for who, learn in {"llmrl": ours, **({"OpenRL": library} if asked.openrl else {})}.items():
-        start, found = time.perf_counter(), []
-        for seed in asked.seeds:
-            found.append(binned(learn(asked.steps, seed, asked.openrl), asked.steps))
-            print(f"  {who}, seed {seed}: {found[-1][-1]:.2f} in the last tenth", flush=True)
-        spent = (time.perf_counter() - start) / len(asked.seeds)
-        rows += told(TASK, who, np.array(found), asked.steps, spent)
-    with (asked.out / "curves.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    drawn(rows, asked.out / "curves.png")
+    rows: Rows = learned(TASK, "llmrl", partial(ours, asked.steps), asked.steps, asked.seeds, digits=2)
+    if asked.openrl:
+        rows += learned(TASK, "OpenRL", partial(library, asked.openrl, asked.steps), asked.steps, asked.seeds, digits=2)
+    saved(rows, asked.out)
 
 
-def ours(steps: int, seed: int, _: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Learn with `treatment=team_published`: environment steps at which episodes ended, and their returns, each [n]."""
-    import llmrl
-    from llmrl.run.training_episodes import read_training_episodes
-
+def ours(steps: int, seed: int) -> Episodes:
+    """Learn with `treatment=team_published`."""
     with tempfile.TemporaryDirectory() as root:
         run = llmrl.train(
             "experiment=teacher/teams",
@@ -84,72 +64,18 @@ def ours(steps: int, seed: int, _: Path | None) -> tuple[np.ndarray, np.ndarray]
             f"seed={seed}",
             f"output_root={root}",
         )
-        table = read_training_episodes(Path(run.folder))
-    assert table is not None
-    return (table.places["start"] + table.places["length"]) * GAMES, table.metrics["return"]
+        return episodes_of(Path(run.folder), GAMES)
 
 
-def library(steps: int, seed: int, python: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Learn with OpenRL, in a process of its environment; as `ours`."""
-    command = [str(python), "-W", "ignore", __file__, "--inside", str(seed), "--steps", str(steps)]
+def library(python: Path, steps: int, seed: int) -> Episodes:
+    """Learn with OpenRL, in a process of its environment."""
+    script = Path(__file__).with_name("openrl_team.py")
+    command = [python.absolute(), "-W", "ignore", script.absolute(), str(steps), str(seed)]
     with tempfile.TemporaryDirectory() as root:
         done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
-    line = next(line for line in done.stdout.splitlines() if line.startswith(MARK))
-    ended, returns = np.array(json.loads(line.removeprefix(MARK))).T
+    ended, returns = np.array(json.loads(done.stdout.splitlines()[-1])).T
     return ended, (returns + LENGTH * AGENTS) / (2 * AGENTS)
 
 
-def openrl_episodes(steps: int, seed: int) -> list[tuple[int, float]]:
-    """Learn in this process, which has OpenRL: environment steps at which episodes ended, and their team's returns."""
-    import torch
-    from openrl.configs.config import create_config_parser
-    from openrl.envs.common import make
-    from openrl.envs.mpe.multiagent_env import MultiAgentEnv
-    from openrl.modules.common import PPONet
-    from openrl.runners.common import PPOAgent
-
-    torch.set_num_threads(1)
-    played, plain, made = 0, MultiAgentEnv.step, MultiAgentEnv.__init__
-    taken: dict[int, tuple[int, float]] = {}
-    episodes: list[tuple[int, float]] = []
-
-    def step(game: Any, action: Any) -> Any:
-        nonlocal played
-        found = plain(game, action)
-        played += 1
-        length, total = taken.pop(id(game), (0, 0.0))
-        length, total = length + 1, total + float(np.ravel(found[1])[0])  # the same for every agent
-        if length == LENGTH:
-            episodes.append((played, total))
-        else:
-            taken[id(game)] = length, total
-        return found
-
-    def init(game: Any, world: Any, reset: Any, *others: Any, **named: Any) -> None:
-        def reset_world(world: Any, *given: Any) -> None:
-            reset(world, *given)
-            for landmark in world.landmarks:
-                landmark.state.p_pos = landmark.state.p_pos / 0.8
-
-        made(game, world, reset_world, *others, **named)
-
-    MultiAgentEnv.step, MultiAgentEnv.__init__ = step, init
-    settings = {
-        "seed": seed,
-        "lr": 7e-4,
-        "critic_lr": 7e-4,
-        "episode_length": LENGTH,
-        "log_interval": 1000,
-        "use_recurrent_policy": "false",
-        "use_joint_action_loss": "true",
-        "use_valuenorm": "true",
-        "use_adv_normalize": "true",
-    }
-    typed = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    games = make(TASK, env_num=GAMES, asynchronous=False)
-    PPOAgent(PPONet(games, cfg=create_config_parser().parse_args(typed), device="cpu")).train(total_time_steps=steps)
-    return episodes
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,6 +16,7 @@ from llmrl.llms.local.small import make_small_model
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed (llmrl[four-bit])"
 )
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SCORERS = {"causal": CausalScorer, "seq2seq": Seq2SeqScorer}
 PROMPTS = ["Goal of the agent: go to the grey box", "Observation: You see a wall 2 steps left"]
 NAMES = ["turn left", "turn right", "go forward"]
@@ -43,15 +44,15 @@ def adapted(scorer):
 def gradients(scorer):
     scorer.module.zero_grad()
     scores = scorer.score(PROMPTS, NAMES)
-    (scores * torch.tensor([[1.0, -2.0, 1.0], [-1.0, 0.5, 0.5]])).sum().backward()
+    (scores * torch.tensor([[1.0, -2.0, 1.0], [-1.0, 0.5, 0.5]], device=scores.device)).sum().backward()
     return {name: p.grad.clone() for name, p in scorer.module.named_parameters() if p.requires_grad}
 
 
-def written_out(folder, kind, quantised):
+def written_out(folder, kind, quantised, device="cpu"):
     """The same model with its four-bit weights as numbers, computed in float32 by torch."""
     from bitsandbytes.functional import dequantize_4bit
 
-    scorer = SCORERS[kind](str(folder))
+    scorer = SCORERS[kind](str(folder), device=device)
     with torch.no_grad():
         for name, layer in four_bit_layers(quantised.module).items():
             scorer.module.get_submodule(name).weight.copy_(dequantize_4bit(layer.weight.data, layer.weight.quant_state))
@@ -59,12 +60,13 @@ def written_out(folder, kind, quantised):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", SCORERS)
-def test_an_adapter_learns_from_the_gradient_of_the_model(folders, kind):
-    scorer = SCORERS[kind](str(folders[kind]), four_bit=True)
+def test_an_adapter_learns_from_the_gradient_of_the_model(folders, kind, device):
+    scorer = SCORERS[kind](str(folders[kind]), four_bit=True, device=device)
     scorer.load()  # which uses the model without a gradient, as rollouts do
     assert len(four_bit_layers(scorer.module)) > 5
-    twin = adapted(written_out(folders[kind], kind, scorer))
+    twin = adapted(written_out(folders[kind], kind, scorer, device))
     adapted(scorer)
     expected = gradients(twin)
     for _ in range(2):  # whatever mode the model was put into, and after rollouts

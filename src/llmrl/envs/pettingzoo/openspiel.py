@@ -55,7 +55,7 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
         raise ConfigError(f"OpenSpiel knows no game {name!r}{like}")
     try:
         return OpenSpielGame(game_name=name, config=dict(parameters) or None)
-    except (pyspiel.SpielError, NotImplementedError, ValueError) as fault:
+    except (pyspiel.SpielError, NotImplementedError, ValueError) as fault:  # the second: Shimmy's, of kinds of games
         raise ConfigError(f"{name} of OpenSpiel cannot be made with env.kwargs={dict(parameters)}: {fault}") from fault
 
 

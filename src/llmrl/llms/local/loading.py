@@ -147,7 +147,7 @@ def load_model(
             except ValueError as error:
                 raise LLMError(f"{model} is no {kind} language model: {_one_line(error)} {_REMEDIES}") from error
             _untie(module)
-            # Some builds of torch draw other numbers in half precision, and five times as slowly.
+            # Drawn in float32, they do not depend on how this torch draws half precision, which can also be slower.
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(options["dtype"])
             module.config.dtype = options["dtype"]

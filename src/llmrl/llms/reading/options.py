@@ -161,14 +161,12 @@ def _end_of_last(text: str, begin: int, starts: Sequence[int]) -> int:
 
 def _in_tables(text: str) -> Found | None:
     for table in tables(text):
-        first = [re.sub(rf"^{_KIND}\s*", "", row[0], flags=re.IGNORECASE) if row else "" for row in table.rows]
-        labels = [_label(cell) for cell in first]
+        cells = [row[0] if row else "" for row in table.rows]
+        labels = [_label(re.sub(rf"^{_KIND}\s*", "", cell, flags=re.IGNORECASE)) for cell in cells]
         said = len(table.head) > 1 and re.match(rf"{_KIND}|\#|no\.?$|id$|name$|label$|$", table.head[0], re.IGNORECASE)
-        if said and len(labels) > 1 and all(map(_is_label, labels)) and len(set(labels)) == len(labels):
-            return [table.alone(k) for k in range(len(labels))], table.places, labels
-        inside = [ROW_LABEL.match(row[0]) if row else None for row in table.rows]
-        labels = [_label(match["label"]) for match in inside if match]
-        if len(labels) == len(inside) > 1 and len(set(labels)) == len(labels):
+        if not (said and all(map(_is_label, labels))):
+            labels = [_label(match["label"]) for match in map(ROW_LABEL.match, cells) if match]
+        if len(labels) == len(cells) > 1 and len(set(labels)) == len(labels):
             return [table.alone(k) for k in range(len(labels))], table.places, labels
     return None
 
