@@ -89,9 +89,8 @@ class SuccessiveHalving:
 
 def n_candidates(steps: int, slots: int) -> int:
     """Return how many candidates `steps` trials of `slots` measurements confirm: the rounded-up square root of the
-    number of measurements, at most half of it."""
-    measurements = steps * slots
-    return max(1, min(math.ceil(math.sqrt(measurements)), measurements // 2))
+    number of measurements."""
+    return math.ceil(math.sqrt(steps * slots))
 
 
 class Confirmation:

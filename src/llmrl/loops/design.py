@@ -13,6 +13,7 @@ from llmrl.core.records import Briefing, CallEstimate, State
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.run_context import ProgressDisplay, RunContext
 from llmrl.core.welfare_measures import Objective
+from llmrl.loops.adaptation_record import AdaptationRecord
 from llmrl.loops.compute_requests import Ask, Log, PlayEpisode, Requests, SafePoint
 from llmrl.loops.confirmation import Confirmation
 from llmrl.loops.design_plan import design_plan
@@ -30,21 +31,18 @@ from llmrl.loops.proposal_outcomes import (
 )
 from llmrl.loops.recommendation import (
     ANYTIME_MEASUREMENTS,
-    MAX_EVALUATIONS,
     Context,
     RecommendationEvaluator,
+    max_trials,
 )
 from llmrl.loops.recommendation_rule import ranking, recommended
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import episode_welfare, summarize
+from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
 
 log = logging.getLogger(__name__)
-
-ROWS_PER_STEP = 50
-"""Adaptation rounds of one principal step that are logged at most; long adaptations are thinned evenly."""
 
 
 class DesignLoop:
@@ -105,9 +103,8 @@ class DesignLoop:
         self.step = 0
         self.round = 0
         self.trial: Trial | None = None
-        self.adapting: dict[str, float] = {}
-        self.training: list[list[float]] = []  # [candidates][2]: objective in the first and the last round so far
-        self.validated: dict[int, list[float]] = {}  # by adaptation round: objective of each candidate
+        games = self.societies.games * self.societies.several
+        self.record = AdaptationRecord(self.adapt_rounds, self.candidates, games, self.objective, self.spending_cost)
         self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
         self.references: References | None = None
         self.confirmation: Confirmation | None = None
@@ -148,13 +145,11 @@ class DesignLoop:
     def max_evaluation_trials(self) -> int:
         """Trials of the final evaluation at most."""
         settings = self.settings
-        if not settings.evaluations:
-            return 0
-        each = settings.evaluations
+        recommendations = 1
         if settings.anytime:
-            points = sum(n < self.steps * self.candidates for n in ANYTIME_MEASUREMENTS) + 1
-            each = max(each, MAX_EVALUATIONS) * points
-        return -(-each // self.candidates) * len(self.contexts)
+            recommendations += sum(n < self.steps * self.candidates for n in ANYTIME_MEASUREMENTS)
+        each = max_trials(settings.evaluations, self.candidates, recommendations, settings.anytime)
+        return each * len(self.contexts)
 
     @property
     def env_steps(self) -> int:
@@ -226,7 +221,7 @@ class DesignLoop:
             with run.saved_if_refused(self._iteration(), self.state_dict):
                 vectors = yield Ask(self.principal, context, self.candidates)
             self.trial = Trial("proposal", context, vectors, repetitions_of(vectors), self.step)
-            self.adapting, self.training, self.validated = {}, [], {}
+            self.record.clear()
             if self.reset_agents:
                 self.societies.reset()
         if self.differentiable:
@@ -301,9 +296,9 @@ class DesignLoop:
             learner = self.differentiable.meta_learner(trial.vectors[0], self.principal.meta_settings)
         is_proposal = trial.phase == "proposal"
         while self.round < self.adapt_rounds:
-            if is_proposal and self.round in self.earlier_validations and self.round not in self.validated:
+            if is_proposal and self.round in self.earlier_validations and self.round not in self.record.validated:
                 rollouts = yield from self._validate(trial)
-                self.validated[self.round] = [each.outcome.value for each in self._scores(trial, rollouts)]
+                self.record.validated[self.round] = [each.outcome.value for each in self._scores(trial, rollouts)]
             # Games within an episode are not saved: a round that is given up between two updates begins anew.
             pieces = self._anchor is None and self.agents[0].learns and len(self.adaptation.pieces) > 1
             if pieces:
@@ -312,17 +307,21 @@ class DesignLoop:
             episodes, losses = yield from self.adaptation.round(nodes, trial.vectors, trial.context, learner)
             if pieces:
                 self._anchor = None
-            if is_proposal:
-                self._record_training(episodes)
-                yield from self._log_round(episodes, losses)
+            if is_proposal and (metrics := self.record.add(self.round, episodes, losses)) is not None:
+                counters = {
+                    "rounds": self.step * self.adapt_rounds + self.round + 1,
+                    "principal_steps": self.step,
+                    "env_steps": self.env_steps_of(self.step, 0, self.round + 1),
+                }
+                yield Log("adaptation", "rounds", metrics, counters)
             self.round += 1
             yield SafePoint(*self._resumable())
         rollouts = yield from self._validate(trial)
         scores = self._scores(trial, rollouts)
         if is_proposal:
             for i, each in enumerate(scores):
-                each.outcome.training = (self.training[i][0], self.training[i][1]) if self.training else None
-                each.validated = {n: values[i] for n, values in self.validated.items()}
+                each.outcome.training = self.record.training_of(i)
+                each.validated = self.record.validated_of(i)
         if learner is not None:
             [each] = scores
             each.outcome.gradient = learner.gradient(rollouts, self.objective, self.spending_cost, each.outcome)
@@ -407,8 +406,7 @@ class DesignLoop:
         metrics |= proposal_metrics(scores, mechanism)
         episodes: list[Episode] = [episode for each in scores for episode in each.episodes]
         metrics |= summarize(episodes, "validation")
-        metrics |= {f"adapt/{name}": x for name, x in self.adapting.items()}
-        metrics |= {f"validation/objective_after_{n}": float(np.mean(x)) for n, x in self.validated.items()}
+        metrics |= self.record.metrics
         self.history.add(self.step + 1, scores, self.trial.draws)
         metrics |= {} if self.references is None else self.references.metrics(self.history.proposals[-1]["context"])
         counters = {
@@ -424,33 +422,6 @@ class DesignLoop:
             "principal_steps": self.step,
             "env_steps": self.env_steps_played,
         }
-
-    def _record_training(self, episodes: Sequence[Episode]) -> None:
-        """Record the objective of each proposal's societies in the first and in the last round."""
-        if self.round not in (0, self.adapt_rounds - 1):
-            return
-        games = self.societies.games * self.societies.several
-        parts = [[episode for episode in episodes if episode.game // games == i] for i in range(self.candidates)]
-        if not all(parts):
-            return
-        now = [float(episode_welfare(each, self.objective, self.spending_cost).mean()) for each in parts]
-        first = [pair[0] for pair in self.training] or now
-        self.training = [list(pair) for pair in zip(first, now, strict=True)]
-
-    def _log_round(self, episodes: Sequence[Episode], losses: Sequence[dict[str, float]]) -> Requests[None]:
-        summary = summarize(episodes, "train")
-        if self.round == 0:
-            self.adapting["first_return"] = summary["train/return"]
-        self.adapting["last_return"] = summary["train/return"]
-        every = -(-self.adapt_rounds // ROWS_PER_STEP)
-        if self.round % every == 0:
-            mean = {name: float(np.mean([x[name] for x in losses])) for name in (losses[0] if losses else {})}
-            counters = {
-                "rounds": self.step * self.adapt_rounds + self.round + 1,
-                "principal_steps": self.step,
-                "env_steps": self.env_steps_of(self.step, 0, self.round + 1),
-            }
-            yield Log("adaptation", "rounds", {**summary, **mean}, counters)
 
     def _context(self) -> Context:
         """Return the context of this principal step, the same for all its episodes."""
@@ -478,9 +449,7 @@ class DesignLoop:
             "step": self.step,
             "round": self.round,
             "trial": None if self.trial is None else self.trial.state_dict(),
-            "adapting": self.adapting,
-            "training": self.training,
-            "validated": [[n, values] for n, values in self.validated.items()],
+            "record": self.record.state_dict(),
             "history": self.history.proposals,
             "confirmations": self.history.confirmations,
             "confirmation": None if self.confirmation is None else self.confirmation.state_dict(),
@@ -502,8 +471,7 @@ class DesignLoop:
         state = run.restored
         self.step, self.round = state["step"], state["round"]
         self.trial = None if state["trial"] is None else Trial.from_state(state["trial"])
-        self.adapting, self.training = state["adapting"], state["training"]
-        self.validated = dict(state["validated"])
+        self.record.load_state_dict(state["record"])
         self.history.restore(state["history"], state["confirmations"])
         if state["confirmation"] is not None:
             self.confirmation = Confirmation.from_state(state["confirmation"])

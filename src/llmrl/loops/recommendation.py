@@ -169,3 +169,16 @@ class RecommendationEvaluator:
         for context, key, values, episodes, single_error in state["evaluations"]:
             evaluator._evaluations[context, tuple(key)] = VectorEvaluation(values, episodes, single_error)
         return evaluator
+
+
+def max_trials(evaluations: int, slots: int, recommendations: int, anytime: bool) -> int:
+    """Return the trials that evaluate some recommendations of one context at most.
+
+    Args:
+        evaluations: evaluations of each recommendation, >= 0.
+        slots: evaluations of a trial.
+        recommendations: number of different recommendations.
+        anytime: whether evaluations go on for precision, up to `MAX_EVALUATIONS`.
+    """
+    each = max(evaluations, MAX_EVALUATIONS) if anytime and evaluations else evaluations
+    return -(-each // slots) * recommendations
