@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 import numpy as np
 
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.records import (
     Array,
     Briefing,
@@ -309,6 +310,19 @@ class Proposer(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Recommender(Protocol):
+    """A proposer with a rule of its own for the vectors that it recommends. The rule of others is the incumbent:
+    `estimates.ranked(context)[:n]`."""
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the vectors that the rule ranks highest in a context, best first, [<= n, d].
+
+        `estimates` pools all measurements so far by (context index, vector). Empty if the context was never proposed to
+        and the rule has no other basis. Neither the proposer's state nor its random numbers change."""
+        ...
 
 
 @runtime_checkable
