@@ -32,7 +32,8 @@ class DesignSettings:
             steps measured is named.
         race_rounds: at most so many times; as often the winner is measured then, which is what is reported of it.
         contexts: of a step: `drawn`, or one after the other (`in_turn`).
-        references: times that each vector of the coarse scan is measured, by runs before this one; 0: there are none.
+        references: measurements of each vector of the coarse scan, by runs before this one; None: as many as cost no
+            more than this run, at most 2; 0: none.
     """
 
     steps: PositiveInt
@@ -48,7 +49,7 @@ class DesignSettings:
     race: NonNegativeInt = 0
     race_rounds: PositiveInt = 2
     contexts: Literal["drawn", "in_turn"] = "drawn"
-    references: NonNegativeInt = 0
+    references: NonNegativeInt | None = 0
 
 
 def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
