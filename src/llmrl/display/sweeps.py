@@ -67,20 +67,22 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
     jobs = {outcome.folder: outcome for outcome in outcomes if outcome.job.what}
     results = {outcome.folder for outcome in outcomes} - jobs.keys()
     needed = {folder: PrerequisiteRecord(o.job.what, o.job.name, str(folder)) for folder, o in jobs.items()}
-    for outcome in outcomes:
+    folders = [outcome.folder for outcome in outcomes]
+    for folder in folders:  # which grows: needed runs need others
         try:
-            status = read_status(outcome.folder)
+            status = read_status(folder)
         except RunFolderError:
-            continue  # the table of results reports this error
-        for record in [] if status is None else status.prerequisites:
-            if (folder := Path(record.folder)) not in results:
-                needed.setdefault(folder, record)
+            continue  # the row of that run reports this error
+        for each in [] if status is None else status.prerequisites:
+            if (path := Path(each.folder)) not in results and path not in needed:
+                needed[path] = each
+                folders.append(path)
     if not needed:
         return
     table = Table(title="Prerequisite runs")
     for column in ("name", "what", "state", "duration", "folder"):
         table.add_column(column, justify="right" if column == "duration" else "left", overflow="fold")
-    for folder, record in sorted(needed.items(), key=lambda item: (item[1].what, item[1].name, str(item[0]))):
+    for folder, each in sorted(needed.items(), key=lambda item: (item[1].what, item[1].name, str(item[0]))):
         state, seconds = jobs[folder].state if folder in jobs else "", None
         try:
             status = read_status(folder)
@@ -90,7 +92,7 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
             state, seconds = state or status.state, status.updated - status.started
         duration = "-" if seconds is None else clock(seconds)
         style = None if state in ("finished", "submitted") else "bold"
-        table.add_row(record.name, record.what, state or "-", duration, str(near(folder)), style=style)
+        table.add_row(each.name, each.what, state or "-", duration, str(near(folder)), style=style)
     terminal().print(table)
 
 
