@@ -167,7 +167,7 @@ def test_references_cost_at_most_the_budget_and_no_measurement_that_fits_is_omit
 
 def test_by_default_references_cost_no_more_than_the_run(tmp_path, capsys):
     small = (*ROOM, "principal=ucb", "design.steps=3")
-    for steps in ("design.steps=1", "design.steps=3", "design.steps=40"):
+    for steps in ("design.steps=6", "design.steps=12", "design.steps=100"):
         config = compose(*small, steps)
         parts = build_parts(config, None)
         loop = build_loop(config, parts)

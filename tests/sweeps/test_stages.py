@@ -62,7 +62,7 @@ def test_a_queued_run_waits_for_the_first_unfinished_run_before_it(tmp_path: Pat
     queue_after(waiting.folder, *before)
     assert stage_of(waiting) == RunStage("pre-training", "seed 1", 2, 3, None, None)
     Status(progress=RunProgress(done=1, total=4, eta_s=60.0)).write(needed)
-    assert stage_counts([waiting]) == "1 runs: 1 waiting for pre-training 25% (1:00 left)"
+    assert stage_counts([waiting]) == "1 run: 1 waiting for pre-training 25% (1:00 left)"
     Status(state="finished").write(needed)
     assert stage_of(waiting) is None
 

@@ -69,7 +69,7 @@ def stage_counts(records: Sequence[RunRecord]) -> str:
     parts = [f"{len(stages)} {name}{_progress(stages)}" for name, stages in groups.items()]
     parts += [f"{n} {word}" for n, word in ((running, "running"), (waiting, "waiting")) if n]
     total = running + waiting + sum(map(len, groups.values()))
-    return f"{total} runs: {', '.join(parts)}"
+    return f"{total} run{'s' * (total != 1)}: {', '.join(parts)}"
 
 
 def _progress(stages: Sequence[RunStage]) -> str:
