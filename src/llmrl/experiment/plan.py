@@ -49,8 +49,8 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
-    behind = reference_line_runs.needed(config, parts)
-    rows += reference_line_runs.told(config, parts, behind)
+    behind = reference_line_runs.needed(config, parts, loop)
+    rows += reference_line_runs.plan_rows(config, parts, loop, behind)
     first = [run for run in (*begun, *behind) if not run.finished]
     if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)

@@ -36,7 +36,8 @@ class DesignSettings:
             (`recommendation.ANYTIME_MEASUREMENTS`).
         validate_at: adaptation rounds after which proposals are validated as well, at most `adapt_rounds`.
         contexts: context of a step: `drawn`, or one after the other (`in_turn`).
-        references: number of measurements of each vector of the coarse scan, by runs before this one; 0: none.
+        references: measurements of each vector of the coarse scan, by runs before this one; None: as many as cost no
+            more than this run, at most 2; 0: none.
     """
 
     steps: PositiveInt
@@ -54,7 +55,7 @@ class DesignSettings:
     anytime: bool = False
     validate_at: list[NonNegativeInt] | None = None
     contexts: Literal["drawn", "in_turn"] = "drawn"
-    references: NonNegativeInt = 0
+    references: NonNegativeInt | None = 0
 
 
 def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings) -> int:
