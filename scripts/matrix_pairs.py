@@ -59,7 +59,7 @@ SMALL: Settings = {
     "design.adapt_rounds": 1,
     "design.validate_episodes": 2,
     "design.references": 0,
-    "design.race": 0,
+    "design.confirm_steps": 0, "design.evaluations": 0,
     "search.iterations": 2,
     "search.candidates": 1,
     "search.episodes": 1,

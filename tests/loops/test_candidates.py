@@ -63,7 +63,7 @@ def test_what_is_logged(tmp_path):
         assert row["principal/best_of_step"] == max(values)
         assert row["principal/door"] == pytest.approx(best["mechanism"]["door"])
     assert [(row["x"], row["proposals"]) for row in rows] == [("proposals", 2), ("proposals", 4)]
-    assert summary["final_objective"] == pytest.approx(np.mean([each["objective"] for each in own]))
+    assert summary["online_performance"] == pytest.approx(np.mean([each["objective"] for each in own]))
 
 
 def test_groups_of_games_draw_the_same_numbers():

@@ -25,7 +25,13 @@ from societies import toy
 
 pytestmark = pytest.mark.slow
 
-ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.validate_episodes=4", "design.race=1")
+ROOM = (
+    "env=escape_room",
+    "env.n_envs=8",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=4",
+    "design.evaluations=1",
+)
 BANDIT = (*ROOM, "principal=ucb", "principal.points=2", "design.steps=10", "design.references=2")
 HERE = (*BANDIT, "env.fixed_context=0")
 
@@ -84,7 +90,10 @@ def test_every_vector_is_measured_in_every_context_as_often_as_asked_for(candida
             assert len(vectors) == design["candidates"]
             times.update((vector, step % (1 if contexts else 3)) for vector in vectors)
         assert set(times.values()) == {2} and len(times) == n * (1 if contexts else 3)
-        assert design["contexts"] == "in_turn" and design["references"] == design["race"] == 0
+        assert (
+            design["contexts"] == "in_turn"
+            and design["references"] == design["confirm_steps"] == design["evaluations"] == 0
+        )
     assert runs[0].config["design"]["candidates"] == {1: 1, 3: 2, 4: 4}[candidates]
 
 
@@ -95,7 +104,14 @@ def test_a_sweep_shares_them_and_other_games_do_not():
         return [(each.config["name"], config_hash(each.config)) for each in wanted(*run, *overrides)]
 
     own = hashes()
-    assert own == hashes("seed=3", "principal=llm", "design.steps=4", "design.race=0", "llm.cache_across_seeds=true")
+    assert own == hashes(
+        "seed=3",
+        "principal=llm",
+        "design.steps=4",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        "llm.cache_across_seeds=true",
+    )
     assert own == hashes("env.n_envs=16", "design.replicates=2", "design.reset_agents=true")
     for other in ("design.objective=minimum", "agent.ppo.epochs=2", "env.n_agents=6", "design.references=1"):
         assert not set(own) & set(hashes(other)), other
