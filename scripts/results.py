@@ -21,6 +21,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from results_pages import ResultPages
+from results_runs import restore_runs, write_runs
+
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report
 from llmrl.analysis.report_settings import ReportSettings
@@ -31,8 +34,6 @@ from llmrl.analysis.study_tasks import NAME, TasksCompared, tasks_compared
 from llmrl.analysis.table_format import ReportTable
 from llmrl.display.reports import reported
 from llmrl.experiment.composition import plain
-from results_pages import ResultPages
-from results_runs import restore_runs, write_runs
 
 ROOT = Path(__file__).parents[1]
 RUNS = "_runs.csv"

@@ -2,12 +2,13 @@
 
 A template has no measured numbers. These are expressions over CSV files, or stand in one of two lists:
 
-* `measurements.csv`: a quantity that no run record gives, such as a duration: `{{ measurement("harvest_figure.time") }}`.
+* `measurements.csv`: a quantity that no run record gives, such as a duration:
+  `{{ measurement("harvest_figure.duration") }}`.
 * `passages.csv`: the numbers of a passage whose per-run values were not stored. The passage stays in the template,
   inside `{% filter passage("key") %}...{% endfilter %}`.
 
-All other numbers of a template have to be part of a phrase in `settings.csv`, which names the option or publication that
-the number is from. Numbers in code, links, images, headings and names (`Walker2d`) need no source.
+All other numbers of a template have to be part of a phrase in `settings.csv`, which names the option or publication
+that the number is from. Numbers in code, links, images, headings and names (`Walker2d`) need no source.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
-
 from results_runs import read_rows
 
 README = "README.md"
@@ -31,8 +31,9 @@ _FREE = re.compile(
     r"\A---\n.*?\n---\n|^```.*?^```|^#[^\n]*|<!--.*?-->|<[a-z/][^>]*>|`[^`\n]*`|!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)",
     re.DOTALL | re.MULTILINE,
 )
-_NUMBER = re.compile(r"(?<![\w.-])[-+−]?\.?\d[\d.,]*(?:[-–]\d[\d.,]*)*")
+_NUMBER = re.compile(r"(?<![\w.-])[-+\u2212]?\.?\d[\d.,]*(?:[-\u2013]\d[\d.,]*)*")
 _PASSAGE = re.compile(r"\{%\+? filter passage\(.*?\{% endfilter %\}", re.DOTALL)
+_CONSTANT = re.compile(r"\{\{\s*[-\"']?\d[^}]*\}\}")
 _EXPRESSION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 _SCRIPTED = ("llm", "llm_player", "tax_llm")
 """Names of groups whose proposals were made by `llm=scripted`."""
@@ -49,9 +50,10 @@ class ResultPages:
         self._root = root
         self._results = root / "docs" / "results"
         self._templates = self._results / "templates"
+        self._tables: dict[tuple[str, bool], list[dict[str, Any]]] = {}
         self._passages = {row["key"]: row["numbers"] for row in self.rows("passages", text=True)}
         self._cited: set[str] = set()
-        self._jinja = Environment(  # noqa: S701, Markdown and not HTML
+        self._jinja = Environment(
             loader=FileSystemLoader(self._templates),
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -102,7 +104,7 @@ class ResultPages:
             found += self._numbers_without_source(template)
         return found or self._unused_entries()
 
-    def rows(self, name: str, *, text: bool = False, **where: object) -> list[dict[str, Any]]:
+    def rows(self, name: str, *, text: bool = False, **where: Any) -> list[dict[str, Any]]:
         """Return the rows of a CSV file in `docs/results/data` by column name.
 
         Args:
@@ -110,12 +112,15 @@ class ResultPages:
             text: return all cells as text; False: numbers as floats, and empty cells as None.
             where: values of columns; other rows are left out.
         """
-        found: list[dict[str, Any]] = [dict(row) for row in read_rows(self._results / "data" / f"{name}.csv")]
-        if not text:
-            found = [{column: _value(cell) for column, cell in row.items()} for row in found]
+        if (name, text) not in self._tables:
+            cells: list[dict[str, Any]] = [*read_rows(self._results / "data" / f"{name}.csv")]
+            if not text:
+                cells = [{column: _value(cell) for column, cell in row.items()} for row in cells]
+            self._tables[name, text] = cells
+        found = self._tables[name, text]
         return [row for row in found if all(row[column] == value for column, value in where.items())]
 
-    def row(self, name: str, **where: object) -> dict[str, Any]:
+    def row(self, name: str, **where: Any) -> dict[str, Any]:
         """Return the only row of a CSV file with these values.
 
         Raises:
@@ -126,20 +131,24 @@ class ResultPages:
             raise ValueError(f"{name}.csv has {len(found)} rows with {where}; expected 1")
         return found[0]
 
-    def score(self, study: str, group: str, **where: object) -> dict[str, Any]:
+    def score(self, study: str, group: str, **where: Any) -> dict[str, Any]:
         """Return the row of a group in `<study>_scores.csv`."""
         return self.row(f"{study}_scores", group=group, **where)
 
-    def comparison(self, study: str, group: str, against: str, **where: object) -> dict[str, Any]:
+    def comparison(self, study: str, group: str, against: str, **where: Any) -> dict[str, Any]:
         """Return the row of two groups in `<study>_comparisons.csv`."""
         return self.row(f"{study}_comparisons", group=group, against=against, **where)
 
     def measurement(self, key: str) -> str:
-        """Return a value of `measurements.csv` with its unit."""
-        [row] = [row for row in self.rows("measurements", text=True) if row["key"] == key] or [None]
-        if row is None:
-            raise ValueError(f"measurements.csv has no entry {key!r}")
-        return f"{row['value']} {row['unit']}".strip()
+        """Return a value of `measurements.csv` with its unit.
+
+        Raises:
+            ValueError: there is no entry, or there are several.
+        """
+        found = self.rows("measurements", text=True, key=key)
+        if len(found) != 1:
+            raise ValueError(f"measurements.csv has {len(found)} entries {key!r}; expected 1")
+        return f"{found[0]['value']} {found[0]['unit']}".strip()
 
     def run_values(self, study: str) -> str:
         """Return a sentence on the per-run values of a study: a link, or that they were not stored."""
@@ -163,19 +172,25 @@ class ResultPages:
         self._cited.add(key)
         found, expected = " ".join(numbers_in(text)), self._passages.get(key)
         if found != expected:
-            raise ValueError(f"passages.csv, {key}: the passage has the numbers\n  {found}\nand the entry\n  {expected}")
+            raise ValueError(
+                f"passages.csv, {key}: the passage has the numbers\n  {found}\nand the entry\n  {expected}"
+            )
         return text
 
     def _unused_entries(self) -> list[str]:
         pages = {ALL_PAGES, *(template.stem for template in self.templates)}
         passages = [f"passages.csv, {key}: no template has this passage" for key in self._passages.keys() - self._cited]
         rows = self.rows("settings", text=True)
-        return passages + [f"settings.csv: there is no template {row['page']}" for row in rows if row["page"] not in pages]
+        return passages + [
+            f"settings.csv: there is no template {row['page']}" for row in rows if row["page"] not in pages
+        ]
 
     def _numbers_without_source(self, template: Path) -> Iterator[str]:
         text = template.read_text()
         if template.name == README:
             text = "\n".join(_REGION.findall(text))
+        for constant in _CONSTANT.findall(text):
+            yield f"{template.name}: an expression that is a number has no source: {constant}"
         text = rest = _without(_FREE, _without(_EXPRESSION, _without(_PASSAGE, text)))
         rows = [row for row in self.rows("settings", text=True) if row["page"] in (ALL_PAGES, template.stem)]
         for row in sorted(rows, key=lambda row: -len(row["phrase"])):  # a phrase may be a part of a longer one

@@ -22,7 +22,13 @@ from llmrl.run.artifacts import CONFIG_NAME, SUMMARY_NAME
 from llmrl.run.metrics import FILE_NAME, KIND, X
 from llmrl.run.status import Status
 
-SUMMARY_KEYS = ("recommendation", "recommendation_standard_error", "online_performance", "recommendations", "references")
+SUMMARY_KEYS = (
+    "recommendation",
+    "recommendation_standard_error",
+    "online_performance",
+    "recommendations",
+    "references",
+)
 """Keys of `summary.json` that the file of runs has as columns, as JSON."""
 CURVE_PREFIXES = ("recommendation/", "confirmation/")
 """Beginnings of the names of metrics that are stored besides the metric of the study."""
