@@ -35,8 +35,6 @@ _NUMBER = re.compile(r"(?<![\w.-])[-+\u2212]?\.?\d[\d.,]*(?:[-\u2013]\d[\d.,]*)*
 _PASSAGE = re.compile(r"\{%\+? filter passage\(.*?\{% endfilter %\}", re.DOTALL)
 _CONSTANT = re.compile(r"\{\{\s*[-\"']?\d[^}]*\}\}")
 _EXPRESSION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
-_SCRIPTED = ("llm", "llm_player", "tax_llm")
-"""Names of groups whose proposals were made by `llm=scripted`."""
 
 
 class ResultPages:
@@ -73,7 +71,6 @@ class ResultPages:
             interval=interval,
             signed=signed,
             negated=negated,
-            label=label,
             passage=self._check_passage,
         )
 
@@ -241,11 +238,6 @@ def negated(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a comparison with the two groups exchanged."""
     bounds = {end: None if row[other] is None else -row[other] for end, other in (("low", "high"), ("high", "low"))}
     return {**row, "difference": -row["difference"], **bounds}
-
-
-def label(group: str) -> str:
-    """Return the name of a group, with a dagger if its language model is a scripted rule."""
-    return f"{group} †" if group in _SCRIPTED else group
 
 
 def _without(pattern: re.Pattern[str], text: str) -> str:

@@ -52,7 +52,7 @@ def write_runs(folder: Path, settings: StudySettings, runs: Path, curves: Path) 
         for group in task.groups:
             for run in group.runs:
                 if run.state == "finished":
-                    lines.append(_line(run, task.title, names[group.label], settings))
+                    lines.append(_line(run, task.title, group.display_name(names[group.label]), settings))
                     rows = _curve_rows(run, settings, None if common is None else common.width)
                     points += [{"run": _name(run), **row} for row in rows]
     _write(runs, lines)
