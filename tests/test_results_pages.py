@@ -21,7 +21,13 @@ from run_folders import SCRIPTED, write_run
 
 TEMPLATES = sorted(path.name for path in (results.ROOT / "docs" / "results" / "templates").glob("*.md"))
 SETTINGS = StudySettings(
-    question="Which is better?", metric="principal/objective", over="proposals", smooth=2, against=["random"]
+    question="Which is better?",
+    metric="principal/objective",
+    over="proposals",
+    smooth=2,
+    last_fraction=None,
+    against=["random"],
+    best_known=2.0,
 )
 TRAINING = StudySettings(question="Which learns?", metric="train/return", last_fraction=0.2, against=["random"])
 MAP = StudySettings(question="Where?", map=["eat", "clean"], unit="apples")
@@ -132,13 +138,23 @@ def test_tables_are_those_of_the_original_runs(tmp_path):
             folder = write_run(
                 tmp_path / "outputs", "study", overrides, seed, values, llm=llm, shared=shared, references=references
             )
-            row = {"kind": "recommendation", "x": "proposals", "proposals": 24, "recommendation/objective": 3.5}
+            summary = json.loads((folder / "summary.json").read_text())
+            summary |= {
+                "recommendation": values[-1],
+                "recommendation_standard_error": 0.1,
+                "online_performance": values[0],
+            }
+            (folder / "summary.json").write_text(json.dumps(summary | {"further": 1}))
             with (folder / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(row) + "\n")
-    restored = round_trip(tmp_path, SETTINGS)
+                for n in (1, 2, 6):
+                    row = {"kind": "recommendation", "x": "measurements", "measurements": n, "env_steps": 100 * n}
+                    row |= {"recommendation/objective": values[n - 1], "recommendation/standard_error": 0.1}
+                    file.write(json.dumps(row) + "\n")
+    restored, tables = round_trip(tmp_path, SETTINGS)
+    assert {"scores", "curves", "comparisons", "recommendations"} <= tables
     assert {row["llm"] for row in read_rows(tmp_path / "runs.csv")} == {"", SCRIPTED}
-    lines = [json.loads(text) for text in next(restored.glob("*/s0/metrics.jsonl")).read_text().splitlines()]
-    assert [line["recommendation/objective"] for line in lines if line["kind"] == "recommendation"] == [3.5]
+    summary = json.loads(next(restored.glob("*/s0/summary.json")).read_text())
+    assert summary.keys() == {"recommendation", "recommendation_standard_error", "online_performance", "references"}
 
 
 def test_tables_of_metrics_of_training_episodes(tmp_path):
@@ -152,7 +168,8 @@ def test_tables_of_metrics_of_training_episodes(tmp_path):
             record.close()
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"kind": "update", "x": "updates", "updates": 1, "env_steps": 600}) + "\n")
-    round_trip(tmp_path, TRAINING)
+    _, tables = round_trip(tmp_path, TRAINING)
+    assert "curves" in tables
 
 
 def test_tables_of_a_landscape(tmp_path):
@@ -163,11 +180,16 @@ def test_tables_of_a_landscape(tmp_path):
             for y in range(2)
         ]
         write_run(tmp_path / "outputs", "study", ["principal=listed"], seed, history=history)
-    round_trip(tmp_path, MAP)
+    _, tables = round_trip(tmp_path, MAP)
+    assert tables == {"landscape"}
 
 
-def round_trip(tmp_path: Path, settings: StudySettings) -> Path:
-    """Compare the tables of runs with those of run folders made from their per-run values; return the latter."""
+def round_trip(tmp_path: Path, settings: StudySettings) -> tuple[Path, set[str]]:
+    """Compare the tables of runs with those of run folders made from their per-run values.
+
+    Returns:
+        These folders, and the names of the tables.
+    """
     original, restored = tmp_path / "outputs" / "study", tmp_path / "restored" / "study"
     files = tmp_path / "runs.csv", tmp_path / "run_curves.csv"
     write_runs(original, settings, *files)
@@ -176,9 +198,8 @@ def round_trip(tmp_path: Path, settings: StudySettings) -> Path:
         {name: table.csv() for name, table in results.study_tables(summarize(folder, ReportSettings(study=settings)))}
         for folder in (original, restored)
     ]
-    assert tables[0] == tables[1] and tables[0]
-    assert settings.map is not None or "curves" in tables[0]
-    return restored
+    assert tables[0] == tables[1]
+    return restored, set(tables[0])
 
 
 @pytest.mark.parametrize(
