@@ -73,20 +73,22 @@ def test_changed_digit_of_a_page(root, template):
     text = page.read_text()
     start, end = (text.index("results:start"), text.index("results:end")) if template == "README.md" else (0, len(text))
     digits = [found.start() for found in re.finditer(r"\d", text) if start < found.start() < end]
-    for place in np.random.default_rng(0).choice(digits, size=3):
+    for place in np.random.default_rng(0).choice(digits, size=2):
         page.write_text(with_another_digit(text, int(place)))
         [problem] = ResultPages(root).problems()
         assert str(page) in problem
 
 
-def test_changed_digit_of_the_table_of_the_readme_gives_exit_code_1(root, capsys):
-    table = (root / "README.md").read_text().index("CMA-ES 500 [500, 500]")
-    text = (root / "README.md").read_text()
-    (root / "README.md").write_text(with_another_digit(text, table + len("CMA-ES ")))
+def test_changed_digit_of_the_table_of_the_readme_gives_exit_code_1(root, capsys, monkeypatch):
+    monkeypatch.setattr(results, "computed_tables", lambda data: iter(()))  # the test above computes them
+    page = root / "README.md"
+    text = page.read_text()
+    digits = [found.start() for found in re.finditer(r"\d", text[: text.rindex("<!-- results:end -->")])]
+    page.write_text(with_another_digit(text, digits[-1]))
     assert results.main(["--check"], root) == 1
-    assert "README.md" in capsys.readouterr().out
+    assert str(page) in capsys.readouterr().out
     assert results.main(["--write", "--check"], root) == 0
-    assert (root / "README.md").read_text() == text
+    assert page.read_text() == text
 
 
 @pytest.mark.parametrize(
