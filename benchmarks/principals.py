@@ -4,8 +4,8 @@
     python benchmarks/principals.py --ask-times
 
 Prints, for each principal and function (tests/support/known_functions.py), the regret of the best vector tried,
-as a percentage of the function's range, noise aside and mean over contexts: the interquartile mean over seeds and its
-95% bootstrap interval. First with few evaluations, one proposal at a time and four at once; then with more, for the
+as a percentage of the function's range, noise aside and mean over contexts: the mean over seeds and its 95% t
+interval, from five seeds on. First with few evaluations, one proposal at a time and four at once; then with more, for the
 principals that learn slowly and cost little; there also the mean regret of the last fifth of the proposals.
 """
 
@@ -26,7 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from known_functions import FUNCTIONS, PRINCIPALS, SMOOTH, WIDE, best_found, optimize, suits
-from llmrl.analysis.bootstrap import bootstrap_interval
+from llmrl.analysis.intervals import mean_interval
+from llmrl.analysis.table_format import with_interval
 from llmrl.core.seeding import Seeds
 
 FEW, MANY = 36, 200
@@ -52,8 +53,8 @@ def table(title: str, cells: dict[tuple[str, str], str], principals: list[str], 
 
 
 def estimate(scores: list[float]) -> str:
-    interval = bootstrap_interval(np.array(scores), resamples=2000)
-    return f"{interval.estimate:.2g} [{interval.low:.2g}, {interval.high:.2g}]"
+    band = mean_interval(np.array(scores))
+    return with_interval(float(band.estimate), float(band.low), float(band.high), "{:.2g}".format)
 
 
 def compare(args: argparse.Namespace) -> None:

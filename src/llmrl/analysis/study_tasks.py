@@ -65,7 +65,7 @@ class TasksCompared:
             if verdicts:
                 each_said = "; ".join(
                     f"{self.shown(name)} above in {found['above']}, below in {found['below']}, not told apart in "
-                    f"{found['unclear']}"
+                    f"{found['unclear']}" + (f", too few runs in {found['untested']}" if found["untested"] else "")
                     for name, found in verdicts.items()
                 )
                 told.append(f"Against {self.shown(other)}, of {len(self.titles)} tasks: {each_said}.")
@@ -85,7 +85,7 @@ class TasksCompared:
                 data.append([title, name, len(trace.scores), *numbers])
         columns = ["task", *(self.shown(name) for name in self.names)]
         unit = self.settings.unit or self.settings.metric or "result"
-        return ReportTable(NAME, f"{unit} in each task, with 95% bootstrap intervals", data, columns, rows)
+        return ReportTable(NAME, f"{unit} in each task, with 95% intervals", data, columns, rows)
 
 
 def tasks_compared(report: Report) -> TasksCompared | None:
