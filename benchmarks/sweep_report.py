@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.aggregate import ReportSettings, summarize
+from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.intervals import Band, difference_interval, improvement, mean_interval
+from llmrl.analysis.report_settings import ReportSettings
 from llmrl.run.status import RunProgress, Status
 
 EXPERIMENTS = 20_000

@@ -54,7 +54,7 @@ def test_a_line_a_task_and_a_column_a_group(over: TasksCompared) -> None:
 def test_verdicts_are_counted_over_tasks(over: TasksCompared) -> None:
     [said] = over.sentences
     assert said.startswith("Against random, of 2 tasks: ")
-    assert "cem above in 1, below in 1, not told apart in 0" in said
+    assert "cem above in 1, below in 1, no difference shown in 0" in said
     assert "cmaes above in 1, below in 0" in said
 
 
