@@ -4,8 +4,8 @@
     python benchmarks/principals.py --ask-times
 
 Prints, for each principal and function (tests/support/known_functions.py), the regret of the best vector tried,
-as a percentage of the function's range, noise aside and mean over contexts: the mean over seeds and its 95% t
-interval, from five seeds on. First with few evaluations, one proposal at a time and four at once; then with more, for the
+as a percentage of the function's range, noise aside and mean over contexts: the mean over seeds and its 95% t interval,
+from five seeds on. First with few evaluations, one proposal at a time and four at once; then with more, for the
 principals that learn slowly and cost little; there also the mean regret of the last fifth of the proposals.
 """
 
