@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from llmrl.core.errors import RunInUse
+from llmrl.core.errors import ConfigError, PrerequisiteFailed, RunInUse
 from llmrl.experiment import prerequisites
 from llmrl.run.ownership import Ownership, in_use
+from llmrl.run.status import RunProgress, Status, read_status
 
 
 class Waiting:
@@ -21,7 +23,8 @@ class Waiting:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.config, self.overrides = folder, {}, []
-        self.what, self.name, self.told_of = "reference lines", "coarse scan", "it"
+        self.what, self.name, self.told_of, self.title = "reference lines", "coarse scan", "it", "it"
+        self.env_steps = 10
         self.finished = False
         self.times_away = self.tries = 0
         self.is_away = False
@@ -48,8 +51,9 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Waiting:
     return Waiting(tmp_path)
 
 
-def run(signal: int | None = None) -> Any:
-    return SimpleNamespace(stop=SimpleNamespace(signal=signal), folder=Path("run"))
+def run(signal: int | None = None, folder: Path = Path("run")) -> Any:
+    processes = SimpleNamespace(is_main=folder.is_dir())
+    return SimpleNamespace(stop=SimpleNamespace(signal=signal), folder=folder, status=Status(), processes=processes)
 
 
 def test_it_comes_back_once_and_not_to_look(waiting: Waiting) -> None:
@@ -58,6 +62,43 @@ def test_it_comes_back_once_and_not_to_look(waiting: Waiting) -> None:
     prerequisites.ensure([waiting], run(), waiting.compute, waiting.away)  # type: ignore[list-item]
     assert not in_use(waiting.folder)
     assert (waiting.times_away, waiting.tries, waiting.finished) == (1, 2, True)
+
+
+def test_the_stage_is_in_the_status_until_the_needed_run_is_finished(waiting: Waiting, tmp_path: Path) -> None:
+    """Fraction and time left are those of the needed run, whoever computes it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    own, seen = run(folder=folder), []
+    Status(progress=RunProgress(done=30, total=40, eta_s=5.0)).write(waiting.folder)
+
+    def compute(config: Any, overrides: Any) -> None:
+        while (status := read_status(folder)) is None or status.stage is None:
+            time.sleep(0.01)
+        seen.append(status.stage)
+        waiting.finished = True
+
+    assert prerequisites.ensure([waiting], own, compute, passed=1, ahead=2) == 2  # type: ignore[list-item]
+    [stage] = seen
+    assert (stage.name, stage.run, stage.index, stage.of) == ("reference lines", "coarse scan", 2, 4)
+    assert (stage.fraction, stage.eta_s) == (0.75, 5.0)
+    assert own.status.stage is None
+    assert [each.folder for each in own.status.prerequisites] == [str(waiting.folder)]
+
+
+def test_a_finished_run_is_no_stage(waiting: Waiting) -> None:
+    waiting.finished, own = True, run()
+    assert prerequisites.ensure([waiting], own, waiting.compute) == 0  # type: ignore[list-item]
+    assert waiting.tries == 0 and len(own.status.prerequisites) == 1
+
+
+def test_a_failed_stage_ends(waiting: Waiting) -> None:
+    def fail(config: Any, overrides: Any) -> None:
+        raise ConfigError("no")
+
+    own = run()
+    with pytest.raises(PrerequisiteFailed):
+        prerequisites.ensure([waiting], own, fail)  # type: ignore[list-item]
+    assert own.status.stage is None
 
 
 def test_a_signal_ends_the_waiting(waiting: Waiting) -> None:

@@ -13,8 +13,8 @@ from experiments import comparable_metrics, compose, run
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.display.run_summary import sentences
 from llmrl.experiment.models import build_llm
-from llmrl.experiment.parts import build_parts
-from llmrl.experiment.reference_line_runs import known, left_out, needed
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.reference_line_runs import absence, affordable, known, needed
 from llmrl.loops.reference_measurements import References
 from llmrl.principals.fixed import ListedPrincipal
 from llmrl.run.config_hash import config_hash
@@ -35,7 +35,7 @@ def wanted(*overrides):
     config = compose(*overrides)
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
-        return needed(config, parts)
+        return needed(config, parts, build_loop(config, parts))
     finally:
         parts.close()
 
@@ -129,14 +129,68 @@ def test_where_there_are_none_it_is_said_why(overrides, why, tmp_path, capsys):
 @pytest.mark.parametrize("agent", ["llm_player", "llm_ppo"])
 def test_agents_that_ask_a_language_model_have_none(agent):
     parts = build_parts(compose(*HERE), None)
-    assert "the agent asks a language model" in left_out(compose(*HERE, f"agent={agent}"), parts)
-    assert left_out(compose(*HERE), parts) is None
+    assert "the agent asks a language model" in str(absence(compose(*HERE, f"agent={agent}"), parts))
+    assert absence(compose(*HERE), parts) is None
 
 
 def test_agents_alone_have_none():
     config = compose("env=escape_room", "design.references=2")
     parts = build_parts(config, None)
-    assert needed(config, parts) == [] and left_out(config, parts) is None and known([]) is None
+    assert needed(config, parts, build_loop(config, parts)) == []
+    assert absence(config, parts) is None and known([]) is None
+
+
+# --- how much is measured ---
+
+
+@given(
+    budget=st.integers(0, 10_000), vector=st.integers(1, 300), untrained=st.integers(1, 300), scan=st.integers(1, 12)
+)
+def test_references_cost_at_most_the_budget_and_no_measurement_that_fits_is_omitted(budget, vector, untrained, scan):
+    plan = affordable(budget, vector, untrained, scan)
+    n = plan.repetitions
+    cost = n * (plan.vectors * vector + plan.untrained * untrained)
+    assert cost <= budget and n <= 2 and plan.vectors <= scan
+    # No mechanism comes first, then untrained agents, then at least three vectors of the scan.
+    assert bool(n) == (budget >= vector) and bool(plan.vectors) == bool(n)
+    assert plan.untrained == (budget >= vector + untrained)
+    assert plan.vectors in (0, 1) or plan.vectors >= min(3, scan)
+    if plan.vectors == 1 < scan:
+        assert budget < 3 * vector + untrained or scan == 2
+    elif 1 < plan.vectors < scan:
+        assert cost + n * vector > budget
+    full = max(n, 1) * (scan * vector + untrained)
+    assert plan.omitted_env_steps == full - cost
+    if budget >= 2 * (scan * vector + untrained):
+        assert (n, plan.vectors, plan.omitted_env_steps) == (2, scan, 0)
+
+
+def test_by_default_references_cost_no_more_than_the_run(tmp_path, capsys):
+    small = (*ROOM, "principal=ucb", "design.steps=3")
+    for steps in ("design.steps=6", "design.steps=12", "design.steps=100"):
+        config = compose(*small, steps)
+        parts = build_parts(config, None)
+        loop = build_loop(config, parts)
+        runs = needed(config, parts, loop)
+        assert runs and sum(each.env_steps for each in runs) <= loop.env_steps
+    assert len(runs[0].config["principal"]["vectors"]) == 8 * 3 and runs[0].config["design"]["steps"] == 8 * 3 * 2
+    assert (
+        sum(each.env_steps for each in wanted(*small, "design.references=2"))
+        > build_loop(compose(*small), build_parts(compose(*small), None)).env_steps
+    )
+    run(*small, "dry_run=true", f"output_root={tmp_path}")
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "vectors of the coarse scan" in text and "design.references=" in text
+
+
+def test_runs_of_other_principals_and_seeds_share_what_is_affordable():
+    small = (*ROOM, "design.steps=3")
+    folders = {
+        tuple(each.folder for each in wanted(*small, f"principal={principal}", f"seed={seed}"))
+        for principal in ("ucb", "random")
+        for seed in (0, 1)
+    }
+    assert len(folders) == 1
 
 
 # --- what the lines say ---
@@ -169,6 +223,19 @@ def test_one_measurement_cannot_tell():
     found = References.of(history([[0.0], [5.0]]), history([[1.0]]))
     assert found.responds is None and found.warning is None and found.variance.noise is None
     assert found.situations[0].no_mechanism.standard_error == 0.5  # of its own episodes
+
+
+def test_no_mechanism_alone_has_neither_scan_nor_noise():
+    found = References.of(history([[1.0, 2.0]]), [])
+    [own] = found.situations
+    assert own.no_mechanism.value == 1.5 and own.untrained is None and own.best is None
+    assert found.metrics(None) == {"reference/no_mechanism": 1.5}
+    assert found.responds is None and found.noise is None and found.warning is None
+    summary = found.summary(named(3.0), history([[1.0], [3.0]]), 1)
+    [context] = summary["contexts"]
+    assert context["scan_best"] is None and context["untrained"] is None and summary["spread"] is None
+    assert context["gain"] == {"value": 1.5, "standard_error": None, "beyond_noise": None}
+    assert any("1.5 above no mechanism" in sentence for sentence in sentences(summary))
 
 
 def test_a_response_in_one_context_is_one():

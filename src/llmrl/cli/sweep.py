@@ -18,7 +18,21 @@ if TYPE_CHECKING:
 
     from llmrl.analysis.runs import RunRecord
 
-COLUMNS = ("run", "seed", "state", "try", "done", "steps/s", "left", "last", "last proposal", "LLM $", "where", "")
+COLUMNS = (
+    "run",
+    "seed",
+    "state",
+    "try",
+    "stage",
+    "done",
+    "steps/s",
+    "left",
+    "last",
+    "last proposal",
+    "LLM $",
+    "where",
+    "",
+)
 STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
 RETRIED = "failed,stopped,preempted,cancelled,lost"
 
@@ -92,10 +106,14 @@ def table(found: Sequence[RunRecord], folder: Path) -> Table:
     """A row for every run; overrides that all have in common are below it."""
     from rich.table import Table
 
+    from llmrl.sweeps.stages import stage_counts
+
     counts = Counter(record.state for record in found)
     common = dict(set.intersection(*(set(record.overrides.items()) for record in found))) if found else {}
     shared = ", ".join(f"{key}={value}" for key, value in sorted(common.items()))
     title = f"{folder.name}: {', '.join(f'{n} {state}' for state, n in counts.most_common()) or 'no runs'}"
+    if stages := stage_counts(found):
+        title += f"\n{stages}"
     places = {record.folder.parent.parent for record in found}
     prefix = {place: f"{_below(place, folder)}: " if len(places) > 1 else "" for place in places}
     rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
@@ -122,8 +140,10 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder_names import title
     from llmrl.run.progress_bar import clock
+    from llmrl.sweeps.stages import stage_of, stage_text
     from llmrl.sweeps.watch import newest_value
 
+    stage = stage_of(record)
     name = title(own) or record.digest
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
@@ -134,9 +154,10 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         str(record.seed),
         record.state,
         str(record.attempt),
+        "-" if stage is None else stage_text(stage),
         "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
-        clock(p.eta_s) if active and p.eta_s is not None else "-",
+        "-" if (left := stage.eta_s if stage is not None else p.eta_s if active else None) is None else clock(left),
         "-" if (value := newest_value(record, metrics)) is None else f"{value:.4g}",
         p.proposed or "-",
         "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
@@ -148,8 +169,16 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """A record as plain data, with the newest values of its metrics."""
-    return {**asdict(record), "folder": str(record.folder), "last_metrics": record.last_metrics()}
+    """A record as plain data, with its stage and the newest values of its metrics."""
+    from llmrl.sweeps.stages import stage_of
+
+    stage = stage_of(record)
+    return {
+        **asdict(record),
+        "stage": None if stage is None else asdict(stage),
+        "folder": str(record.folder),
+        "last_metrics": record.last_metrics(),
+    }
 
 
 def retry(args: argparse.Namespace) -> int:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 
 def print_sweep(outcomes: Sequence[JobOutcome]) -> None:
-    """Print the final table of a sweep, and commands to use next."""
+    """Print the final tables of a sweep, of the runs that others need and of results, and commands to use next."""
     from llmrl.run.folder import split_overrides
     from llmrl.run.folder_names import title
 
-    outcomes = list({outcome.folder: outcome for outcome in outcomes}.values())
+    every = list({outcome.folder: outcome for outcome in outcomes}.values())
+    outcomes = [outcome for outcome in every if not outcome.job.what]
+    print_prerequisites(every)
     counts = Counter(outcome.state for outcome in outcomes)
     notes = ["nothing to do" if o.skipped and o.state == "finished" else o.error for o in outcomes]
     for i, outcome in enumerate(outcomes):
@@ -41,7 +43,7 @@ def print_sweep(outcomes: Sequence[JobOutcome]) -> None:
         table.add_row(*cells, style=style)
     console = terminal()
     console.print(table)
-    unfinished = [o for o in outcomes if o.state not in ("finished", "elsewhere", "submitted")]
+    unfinished = [o for o in every if o.state not in ("finished", "elsewhere", "submitted")]
     if unfinished:
         console.print(f"Why: {shlex.join(['llmrl-sweep', 'logs', str(near(unfinished[0].folder))])}", soft_wrap=True)
         console.print("The same command again runs what is missing.")
@@ -50,6 +52,48 @@ def print_sweep(outcomes: Sequence[JobOutcome]) -> None:
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         console.print(f"{command} {root}", soft_wrap=True)
     print_first_screen(folder)
+
+
+def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
+    """Print the table of the runs that results of a sweep needed; nothing without any.
+
+    Args:
+        outcomes: outcomes of all jobs of the sweep; jobs of needed runs have `Job.what`.
+    """
+    from llmrl.core.errors import RunFolderError
+    from llmrl.run.progress_bar import clock
+    from llmrl.run.status import PrerequisiteRecord, read_status
+
+    jobs = {outcome.folder: outcome for outcome in outcomes if outcome.job.what}
+    results = {outcome.folder for outcome in outcomes} - jobs.keys()
+    needed = {folder: PrerequisiteRecord(o.job.what, o.job.name, str(folder)) for folder, o in jobs.items()}
+    folders = [outcome.folder for outcome in outcomes]
+    for folder in folders:  # which grows: needed runs need others
+        try:
+            status = read_status(folder)
+        except RunFolderError:
+            continue  # the row of that run reports this error
+        for each in [] if status is None else status.prerequisites:
+            if (path := Path(each.folder)) not in results and path not in needed:
+                needed[path] = each
+                folders.append(path)
+    if not needed:
+        return
+    table = Table(title="Prerequisite runs")
+    for column in ("name", "what", "state", "duration", "folder"):
+        table.add_column(column, justify="right" if column == "duration" else "left", overflow="fold")
+    for folder, each in sorted(needed.items(), key=lambda item: (item[1].what, item[1].name, str(item[0]))):
+        state, seconds = jobs[folder].state if folder in jobs else "", None
+        try:
+            status = read_status(folder)
+        except RunFolderError:
+            status, state = None, state or "unreadable"
+        if status is not None:
+            state, seconds = state or status.state, status.updated - status.started
+        duration = "-" if seconds is None else clock(seconds)
+        style = None if state in ("finished", "submitted") else "bold"
+        table.add_row(each.name, each.what, state or "-", duration, str(near(folder)), style=style)
+    terminal().print(table)
 
 
 def print_first_screen(folder: Path) -> None:

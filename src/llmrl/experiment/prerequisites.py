@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunInUse
+from llmrl.experiment.stages import stage_of_run
+from llmrl.run.status import PrerequisiteRecord, RunStage
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -79,6 +81,11 @@ class PrerequisiteRun:
         return status is not None and status.state == "finished"
 
     @property
+    def title(self) -> str:
+        """Kind of work and name."""
+        return f"{self.what} ({self.name})"
+
+    @property
     def told_of(self) -> str:
         """What an error calls it."""
         return f"{self.what}, {self.name}, which this run needs ({self.folder}),"
@@ -101,7 +108,9 @@ def ensure(
     run: Run,
     compute: Compute,
     away: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> None:
+    passed: int = 0,
+    ahead: int = 1,
+) -> int:
     """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another
     run of this one. One that has ended without a result since a launcher took `run` on is not tried again.
 
@@ -110,39 +119,55 @@ def ensure(
         run: that needs them.
         compute: computes one.
         away: around a span in which `run` waits.
+        passed: number of stages of `run` before these.
+        ahead: number of stages of `run` after these, the run itself included.
+
+    Returns:
+        The number of stages that are over: `passed`, and one for each run that was not finished.
 
     Raises:
         Stopped: a signal asked to stop meanwhile.
         PrerequisiteFailed: one of them ended without a result, with its reason.
     """
+    missing = [each for each in needed if not each.finished]
+    run.status.prerequisites += [PrerequisiteRecord(each.what, each.name, str(each.folder)) for each in needed]
+    of = passed + len(missing) + ahead
+    for index, each in enumerate(missing, start=passed + 1):
+        stage = RunStage(each.what, each.name, index, of)
+        with stage_of_run(run, stage, each.folder, each.env_steps):
+            _ensure_one(each, run, compute, away)
+    return passed + len(missing)
+
+
+def _ensure_one(
+    each: PrerequisiteRun, run: Run, compute: Compute, away: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Compute one run, or wait for another process or run that does; arguments and errors are those of `ensure`."""
     from llmrl.run.ownership import in_use, wait_for_release
     from llmrl.run.signals import Stopped
 
     since, launch = _taken_on(run)
-    for each in needed:
-        waiting = False
-        while not each.finished:
-            if (reason := _ended(each, since, launch)) is not None:
-                raise PrerequisiteFailed(f"{each.told_of} {reason}")
-            try:
-                if not waiting:
-                    log.info("%s first: %s", each.what, each.name)
-                compute(each.config, each.overrides)
-            except RunInUse as error:
-                if not waiting:
-                    log.info("waiting for the %s that another run computes: %s", each.what, error)
-                    since = min(since, time.time())
-                waiting = True
-                with away():
-                    # Away until it can go on, for others wait while a row that was away is back to look.
-                    while run.stop.signal is None and in_use(each.folder):
-                        wait_for_release(_POLL_S)
-            except NotAsked:
-                raise
-            except LlmrlError as error:
-                raise PrerequisiteFailed(f"{each.told_of} failed: {error}") from error
-            if run.stop.signal is not None:
-                raise Stopped(run.folder, run.stop.signal)
+    waiting = False
+    while not each.finished:
+        if (reason := _ended(each, since, launch)) is not None:
+            raise PrerequisiteFailed(f"{each.told_of} {reason}")
+        try:
+            compute(each.config, each.overrides)
+        except RunInUse as error:
+            if not waiting:
+                log.info("%s: another run computes it: %s", each.title, error)
+                since = min(since, time.time())
+            waiting = True
+            with away():
+                # Away until it can go on, for others wait while a row that was away is back to look.
+                while run.stop.signal is None and in_use(each.folder):
+                    wait_for_release(_POLL_S)
+        except NotAsked:
+            raise
+        except LlmrlError as error:
+            raise PrerequisiteFailed(f"{each.told_of} failed: {error}") from error
+        if run.stop.signal is not None:
+            raise Stopped(run.folder, run.stop.signal)
 
 
 def _taken_on(run: Run) -> tuple[float, str]:

@@ -1,13 +1,15 @@
 """The runs behind the reference lines of a design run: what they are called, computed from, and found.
 
-They follow from the run's config without what differs within a sweep (principal, language model, seed, steps), so a
-sweep over these shares them.
+They follow from the run's config without what differs within a sweep (principal, language model, seed), so a sweep over
+these shares them. By default they take at most the environment steps of the run, so runs of different lengths may have
+coarse scans of different sizes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts, games_of_a_society, loop_kind
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
+from llmrl.loops.design import DesignLoop
 from llmrl.loops.reference_measurements import References, Situation
 from llmrl.run.artifacts import SUMMARY_NAME
 
@@ -27,16 +30,69 @@ log = logging.getLogger(__name__)
 _SUFFIX = "_references"
 """Of the folder that the runs are in, beside that of the runs that need them."""
 
+_ASKING = ("agent", "teacher")
+"""Config groups whose language model would also be asked for reference measurements."""
+_REPETITIONS = 2
+"""Measurements of each vector, if they fit."""
+_FEWEST_VECTORS = 3
+"""Vectors of a coarse scan, at least: no mechanism, the centre, and the maximum."""
+
 Config = Mapping[str, Any]
 
 
-def left_out(config: Config, parts: Parts) -> str | None:
+@dataclass(frozen=True)
+class ReferencePlan:
+    """Reference measurements of a run.
+
+    Attributes:
+        repetitions: measurements of each vector in each context; 0: nothing is measured.
+        vectors: number of measured vectors of the coarse scan, the first of which is no mechanism.
+        untrained: whether untrained agents are measured.
+        scan_size: number of vectors of the whole coarse scan.
+        omitted_env_steps: environment steps of the measurements that are omitted because of their cost, with the same
+            number of repetitions, at least one.
+    """
+
+    repetitions: int
+    vectors: int
+    untrained: bool
+    scan_size: int
+    omitted_env_steps: int = 0
+
+
+def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
+    """Return the reference measurements that together take at most `env_steps`.
+
+    No mechanism comes first, then untrained agents, then the vectors of the coarse scan in their order, unless fewer
+    than three vectors fit (no mechanism included). Two repetitions are preferred to more vectors, because without
+    repetitions the noise of a measurement is unknown.
+
+    Args:
+        env_steps: environment steps that may be used.
+        vector_steps, untrained_steps: environment steps of one measurement in every context, of a vector and of
+            untrained agents.
+        scan_size: number of vectors of the coarse scan, >= 1.
+    """
+    least = min(_FEWEST_VECTORS, scan_size)
+    repetitions, vectors, untrained = 0, 0, False
+    for n, fewest in ((_REPETITIONS, least), (1, least), (_REPETITIONS, 1), (1, 1)):
+        if (fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= fewest:
+            repetitions, vectors, untrained = n, min(fitting, scan_size) if fewest == least else 1, True
+            break
+    else:
+        if vector_steps <= env_steps:
+            repetitions, vectors = 1, 1
+    omitted = (scan_size - vectors) * vector_steps + (not untrained) * untrained_steps
+    return ReferencePlan(repetitions, vectors, untrained, scan_size, max(repetitions, 1) * omitted)
+
+
+def absence(config: Config, parts: Parts) -> str | None:
     """Return why the run of `config` has no reference lines; None if it has them, or is no design run."""
     if loop_kind(config) != "design":
         return None
-    if not config["design"]["references"]:
+    if config["design"]["references"] == 0:
         return "none (design.references=0)"
-    for group in asking(config, ("agent", "teacher")):
+    for group in asking(config, _ASKING):
         return f"none: the {group} asks a language model, which would be asked for them, too"
     if not parts.agents[0].learns:
         return "none: these agents do not learn, so they adapt to no mechanism"
@@ -45,33 +101,65 @@ def left_out(config: Config, parts: Parts) -> str | None:
     return None
 
 
-def needed(config: Config, parts: Parts) -> list[PrerequisiteRun]:
-    """Return the two runs behind the reference lines of the run of `config`, with the parts of that run; none where
-    `left_out` says why, and for other loops.
+def expected_stages(config: Config) -> int:
+    """Return the largest number of reference runs of `config`, before its parts are built."""
+    if loop_kind(config) != "design" or config["design"]["references"] == 0 or any(asking(config, _ASKING)):
+        return 0
+    return 2
+
+
+def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferencePlan:
+    """Return the reference measurements of a design run that has reference lines (`absence`)."""
+    space, requested = parts.env.spec.proposals, config["design"]["references"]
+    scan_size = len(space.coarse_scan)
+    if requested is not None:
+        return ReferencePlan(requested, scan_size, True, scan_size)
+    vector, untrained = (_measurement_steps(config, parts, adapts) for adapts in (True, False))
+    return affordable(loop.env_steps, vector, untrained, scan_size)
+
+
+def needed(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
+    """Return the runs behind the reference lines of the run of `config`: the coarse scan, which begins with no
+    mechanism, and untrained agents. There are none where `absence` gives a reason, where no measurement is affordable,
+    and for loops other than `DesignLoop`.
+
+    Args:
+        config: resolved config of the run.
+        parts, loop: parts and loop of the run.
 
     Raises:
         ConfigError: a file that the config names is not there.
     """
-    if loop_kind(config) != "design" or left_out(config, parts) is not None:
+    if not isinstance(loop, DesignLoop) or absence(config, parts) is not None:
         return []
-    spec, games = parts.env.spec, games_of_a_society(config)
-    space = spec.proposals
-    vectors = space.coarse_scan.tolist()
-    scan = _derived(config, vectors, games, max(len(spec.contexts), 1))
-    untrained = _derived(config, [space.neutral.tolist()], games, max(len(spec.contexts), 1))
-    untrained["design"]["adapt_rounds"] = 0
-    if "init_from" in untrained["agent"]:
-        untrained["agent"] = {**untrained["agent"], "init_from": None}
-    return [
-        _run("scan", f"coarse scan of {len(vectors):,} vectors", scan, spec.horizon),
-        _run("untrained", "untrained agents", untrained, spec.horizon),
-    ]
+    plan = reference_plan(config, parts, loop)
+    if not plan.repetitions:
+        return []
+    spec = parts.env.spec
+    vectors = spec.proposals.coarse_scan.tolist()[: plan.vectors]
+    scan = _derived(config, vectors, plan.repetitions, parts)
+    if plan.vectors == 1 < plan.scan_size:
+        runs = [_run("no mechanism", "no_mechanism", "no mechanism", scan, spec.horizon)]
+    else:
+        first = "" if plan.vectors == plan.scan_size else f", the first {plan.vectors:,}"
+        runs = [_run("coarse scan", "scan", f"coarse scan of {plan.scan_size:,} vectors{first}", scan, spec.horizon)]
+    if plan.untrained:
+        untrained = _derived(config, vectors[:1], plan.repetitions, parts)
+        untrained["design"]["adapt_rounds"] = 0
+        if "init_from" in untrained["agent"]:
+            untrained["agent"] = {**untrained["agent"], "init_from": None}
+        runs.append(_run("untrained agents", "untrained", "untrained agents", untrained, spec.horizon))
+    return runs
 
 
-def log_left_out(config: Config, parts: Parts) -> None:
-    """Log why there are no reference lines, where they are asked for and there are none."""
-    why = left_out(config, parts)
-    if why is not None and config["design"]["references"]:
+def log_absence(config: Config, parts: Parts, loop: object) -> None:
+    """Log why reference lines are missing, or which of their measurements are omitted because of their cost."""
+    if not isinstance(loop, DesignLoop):
+        return
+    why = absence(config, parts)
+    if why is None:
+        why = _omission(reference_plan(config, parts, loop))
+    if why and config["design"]["references"] != 0:
         log.info("reference lines: %s", why)
 
 
@@ -83,8 +171,8 @@ def known(behind: Sequence[PrerequisiteRun]) -> References | None:
     """
     if not behind or not all(run.finished for run in behind):
         return None
-    scan, untrained = (_history(run.folder / SUMMARY_NAME) for run in behind)
-    return References.of(scan, untrained)
+    scan, *untrained = (_history(run.folder / SUMMARY_NAME) for run in behind)
+    return References.of(scan, untrained[0] if untrained else [])
 
 
 def _history(path: Path) -> list[dict[str, Any]]:
@@ -96,30 +184,68 @@ def _history(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path}, of the reference lines, cannot be read ({error!r}); {again}") from error
 
 
-def told(config: Config, parts: Parts, behind: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
-    """Return what a plan says of reference lines and the runs `behind` them."""
-    if loop_kind(config) != "design":
+def plan_rows(config: Config, parts: Parts, loop: object, behind: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
+    """Return the rows of a plan about reference lines: what is measured, by which runs, and what is omitted."""
+    if not isinstance(loop, DesignLoop):
         return []
-    why = left_out(config, parts)
+    why = absence(config, parts)
     if why is not None:
         return [("reference lines", why)]
-    times = config["design"]["references"]
-    each = "once" if times == 1 else f"{times:,} times"
-    words = f"no mechanism, untrained agents, and a coarse scan; each vector measured {each}"
-    rows = [("reference lines", words), *(("", run.told) for run in behind)]
+    plan = reference_plan(config, parts, loop)
+    omission = [("", text)] if (text := _omission(plan)) else []
+    if not plan.repetitions:
+        return [("reference lines", f"none; {text}")]
+    rows = [("reference lines", _measured(plan)), *(("", run.told) for run in behind), *omission]
     found = known(behind)
     return rows if found is None else [*rows, *(("", _shown(each)) for each in found.situations)]
+
+
+def _measured(plan: ReferencePlan) -> str:
+    """Describe what is measured."""
+    lines = ["no mechanism"] + ["untrained agents"] * plan.untrained
+    if plan.vectors > 1:
+        partial = (
+            "" if plan.vectors == plan.scan_size else f"the first {plan.vectors:,} of {plan.scan_size:,} vectors of "
+        )
+        lines.append(f"{partial}a coarse scan")
+    times = "once" if plan.repetitions == 1 else f"{plan.repetitions:,} times"
+    return f"{', '.join(lines)}; each vector measured {times}"
+
+
+def _omission(plan: ReferencePlan) -> str:
+    """Describe what is omitted because of its cost, and which option requests it; empty if nothing is."""
+    if not plan.omitted_env_steps:
+        return ""
+    lines = ["no mechanism"] * (not plan.vectors) + ["untrained agents"] * (not plan.untrained)
+    if (rest := plan.scan_size - max(plan.vectors, 1)) > 0:
+        lines.append(f"{rest:,} vectors of the coarse scan")
+    return (
+        f"omitted, because reference runs may cost as much as the run itself: {', '.join(lines)} "
+        f"({plan.omitted_env_steps:,} environment steps); design.references={max(plan.repetitions, 1)} requests all"
+    )
 
 
 def _shown(own: Situation) -> str:
     """A context's lines in short."""
     where = "" if own.context is None else f"{own.context}: "
-    values = (own.untrained.value, own.no_mechanism.value, own.best.value)
-    return where + ", ".join(f"{name} {value:.3g}" for name, value in zip(LINES.values(), values, strict=True))
+    lines = zip(LINES.values(), (own.untrained, own.no_mechanism, own.best), strict=True)
+    return where + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
 
 
-def _derived(config: Config, vectors: list[list[float]], games: int, contexts: int) -> dict[str, Any]:
-    """The config of a run that measures `vectors` in each of its contexts, one after the other, as often as asked for.
+def _measurement_steps(config: Config, parts: Parts, adapts: bool) -> int:
+    """Return the environment steps of one measurement of a vector in every context."""
+    design, games = config["design"], games_of_a_society(config)
+    rounds = design["adapt_rounds"] * adapts - (-design["validate_episodes"] // games)
+    steps: int = rounds * (parts.env.spec.horizon or 0) * games * _contexts(parts)
+    return steps
+
+
+def _contexts(parts: Parts) -> int:
+    return max(len(parts.env.spec.contexts), 1)
+
+
+def _derived(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
+    """Return the config of a run that measures `vectors` in each context, one after the other, `repetitions` times.
 
     Vectors of one step share their random numbers, those of different steps do not. So the vectors that fit into one
     step are listed together, once for each context.
@@ -127,7 +253,7 @@ def _derived(config: Config, vectors: list[list[float]], games: int, contexts: i
     design = config["design"]
     candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
     starts = range(0, len(vectors), candidates)
-    laid_out = [vector for i in starts for _ in range(contexts) for vector in vectors[i : i + candidates]]
+    laid_out = [vector for i in starts for _ in range(_contexts(parts)) for vector in vectors[i : i + candidates]]
     own = without_digests(config)
     own.pop("llm", None)  # nobody asks a model, and nobody writes prompts
     own.pop("prompts", None)
@@ -137,25 +263,28 @@ def _derived(config: Config, vectors: list[list[float]], games: int, contexts: i
         "resume": True,
         "rerun": False,
         "principal": {**option("principal", "listed"), "vectors": laid_out},
-        "env": {**config["env"], "n_envs": candidates * games},
+        "env": {**config["env"], "n_envs": candidates * games_of_a_society(config)},
     }
     own["design"] = {
         **design,
-        "steps": design["references"] * len(laid_out) // candidates,
+        "steps": repetitions * len(laid_out) // candidates,
         "candidates": candidates,
         "replicates": 1,
         "society_seeds": "own",
         "reset_agents": True,
         "contexts": "in_turn",
         "references": 0,
-        "race": 0,
-        "race_rounds": 1,
+        "confirm_steps": 0,
+        "evaluations": 0,
+        "anytime": False,
+        "validate_at": None,
     }
     return own
 
 
-def _run(label: str, name: str, config: dict[str, Any], horizon: int | None) -> PrerequisiteRun:
+def _run(stage: str, label: str, name: str, config: dict[str, Any], horizon: int | None) -> PrerequisiteRun:
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs
-    return PrerequisiteRun("reference lines", name, with_digests(config), [f"reference={label}"], steps)
+    what = f"reference lines: {stage}"
+    return PrerequisiteRun(what, name, with_digests(config), [f"reference={label}"], steps)

@@ -117,7 +117,8 @@ def with_needed(jobs: Sequence[Job]) -> list[Job]:
                 after.append(swept[run.folder])
                 continue
             if run.folder not in first:
-                first[run.folder] = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
+                made = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
+                first[run.folder] = replace(made, what=run.what, name=run.name)
             after.append(first[run.folder])
         found.append(replace(job, after=tuple(after)) if after else job)
     return [*first.values(), *found]

@@ -92,7 +92,7 @@ def _numbers(experiment: Experiment) -> _Numbers:
     parts = build_parts(config, means.model, resources=means)
     try:
         loop = build_loop(config, parts)
-        found = _Numbers(before=reference_line_runs.needed(config, parts))
+        found = _Numbers(before=reference_line_runs.needed(config, parts, loop))
         if isinstance(loop, DesignLoop):
             found.env_steps = loop.env_steps
         elif "learn" in config:

@@ -14,7 +14,7 @@ from llmrl.experiment.members import with_members, with_texts
 from llmrl.experiment.models import asking, model_asked, with_others
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.plan import plan, shortage
-from llmrl.experiment.prerequisites import Compute, ensure
+from llmrl.experiment.prerequisites import Compute, PrerequisiteRun, ensure
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import needed, with_digests
 from llmrl.experiment.unused_sections import only_read
@@ -63,7 +63,8 @@ class TrainApplication(Application):
         run.status.llm = "" if llm is None else llm.label
         run.status.shared = shared_of(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ensure(needed(config), run, compute_needed, resources.away)
+        ahead = 1 + reference_line_runs.expected_stages(config)
+        passed = ensure(needed(config), run, compute_needed, resources.away, ahead=ahead)
         with exclusive():  # networks are made with torch's own random stream, and games compiled
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
@@ -71,13 +72,12 @@ class TrainApplication(Application):
             check_alike(parts.env.spec, run.processes)
             if run.processes.is_main and (short := shortage(config, parts.principal)) is not None:
                 log.warning("%s", short)
-            behind = reference_line_runs.needed(config, parts)
-            with exclusive():
-                loop = build_loop(
-                    config, parts, lambda: reference_line_runs.known(behind)
-                )  # before hours go into references
-            reference_line_runs.log_left_out(config, parts)
-            ensure(behind, run, compute_needed, resources.away)
+            behind: list[PrerequisiteRun] = []
+            with exclusive():  # before hours go into references
+                loop = build_loop(config, parts, lambda: reference_line_runs.known(behind))
+            behind += reference_line_runs.needed(config, parts, loop)
+            reference_line_runs.log_absence(config, parts, loop)
+            ensure(behind, run, compute_needed, resources.away, passed=passed)
             run.result = serve(loop.requests(run), run, resources.seat)
             run.summary |= llm_summary(llm)
         finally:

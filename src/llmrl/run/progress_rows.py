@@ -37,6 +37,7 @@ class RowsDisplay:
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[float, float]] = {}  # of each run the share that is done, and steps a second
         self._news: dict[str, str] = {}
+        self._stages: dict[str, str] = {}  # of each run that still needs another one
         self._lines = 0
         self._told = time.monotonic()
 
@@ -58,26 +59,36 @@ class RowsDisplay:
         """Let what is done in this thread, from now on, be shown as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
-    def tell(self, name: str, numbers: Numbers) -> None:
-        """Take down how far a run is, and print a line about all of them where it is time."""
+    def tell(self, name: str, numbers: Numbers, stage: str = "") -> None:
+        """Take down how far a run is, and print a line about all of them where it is time.
+
+        Args:
+            name: name of the run.
+            numbers: progress of the run, or of its `stage`.
+            stage: name of the stage, if the run still needs another one; empty if not.
+        """
         share = min(numbers.done / numbers.total, 1.0) if numbers.total else 0.0
         with self._lock:
-            self._rows[name] = share, numbers.steps_per_second or 0.0
-            self._news[name] = numbers.news
+            self._stages.pop(name, None)
+            if stage:
+                self._stages[name] = f"{stage} {share:.0%}"
+            else:
+                self._rows[name] = share, numbers.steps_per_second or 0.0
+            self._news[name] = "" if stage else numbers.news
             if (now := time.monotonic()) - self._told < self._every_s:
                 return
             self._told = now
-            shares, speeds = zip(*self._rows.values(), strict=True)
+            stages = "; ".join(dict.fromkeys(self._stages.values()))
+            shares, speeds = zip(*self._rows.values(), strict=True) if self._rows else ((), ())
             # One of them in turn: a line has no room for all.
             told = sorted(each for each, news in self._news.items() if news)
             shown = told[self._lines % len(told)] if told else ""
             self._lines += 1
             news = f"; {shown}: {self._news[shown]}" if shown else ""
-        done, speed = sum(shares) / len(shares), sum(speeds)
-        sys.stderr.write(
-            printable(f"{len(shares)} of {self._runs} runs under way, {done:.1%} of these, {speed:,.4g} a second{news}")
-            + "\n"
-        )
+        text = f"{len(shares)} of {self._runs} runs under way"
+        if shares:
+            text += f", {sum(shares) / len(shares):.1%} of these, {sum(speeds):,.4g} a second{news}"
+        sys.stderr.write(printable(f"{text}; {stages}" if stages else text) + "\n")
 
 
 class DisplayRow:
@@ -86,23 +97,26 @@ class DisplayRow:
     Args:
         display: of all runs.
         name: of the run.
+
+    Attributes:
+        stage: name of the stage, while the run needs another one; empty while it is computed itself.
     """
 
     def __init__(self, display: RowsDisplay, name: str) -> None:
-        self._display, self._name = display, name
+        self._display, self._name, self.stage = display, name, ""
         self._task: rich.progress.TaskID | None = None
 
     def show(self, description: str, numbers: Numbers, speed: str) -> None:
         """Show how far the run is with what it does, in any thread; cheap enough for every step."""
         drawn = self._display._bars
         if drawn is None:
-            self._display.tell(self._name, numbers)
+            self._display.tell(self._name, numbers, self.stage)
             return
         if self._task is None:
             self._task = drawn.add_task(self._name, total=None, unit="", speed="", news="")
         drawn.update(
             self._task,
-            description=printable(f"{self._name} {description}"),
+            description=printable(f"{self._name} {self.stage or description}"),
             total=numbers.total,
             completed=numbers.done,
             unit=numbers.unit,

@@ -15,6 +15,7 @@ from llmrl.core.plain_data import parse_record, read_object
 from llmrl.run.files import write_json
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.ownership import process_exists, this_machine
+from llmrl.run.status import PrerequisiteRecord
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,9 @@ FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
 """File in the folder of a launch, which the launching process touches as long as it lives."""
 
-_OF_ROWS = {"beside": [], "deaths": 0}
-"""Fields that only runs in a shared process have, with their values for all other runs."""
+_OPTIONAL = {"beside": [], "deaths": 0, "after": []}
+"""Fields that only runs in a shared process have, or runs that others come before, with their values for all other
+runs."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Queued:
         cancelled: who or what cancelled the run before it began; empty if it was not cancelled.
         beside: folders of the other runs in its process, which end when the process ends.
         deaths: number of times that its process died in this launch, after which it was taken on again.
+        after: runs of this launch that it begins after.
     """
 
     backend: str
@@ -66,11 +69,12 @@ class Queued:
     cancelled: str = ""
     beside: list[str] = field(default_factory=list)
     deaths: int = 0
+    after: list[PrerequisiteRecord] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Replace the record in the run folder `folder`, atomically."""
         content = asdict(self)
-        write_json(folder / FILE_NAME, {key: x for key, x in content.items() if x or key not in _OF_ROWS})
+        write_json(folder / FILE_NAME, {key: x for key, x in content.items() if x or key not in _OPTIONAL})
 
     def launcher_lives(self) -> bool:
         """Return whether the launching process exists; on another machine, whether its `ALIVE_NAME` file is fresh."""
@@ -87,7 +91,7 @@ def read_queued(folder: Path) -> Queued | None:
     """
     path = folder / FILE_NAME
     try:
-        return parse_record(Queued, {**_OF_ROWS, **read_object(path)})
+        return parse_record(Queued, {**_OPTIONAL, **read_object(path)})
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -49,6 +49,44 @@ class RunProgress:
         return f"objective {self.value:.4g} with {self.proposed}" if self.proposed else f"return {self.value:.4g}"
 
 
+@dataclass(frozen=True)
+class RunStage:
+    """The stage of a run that waits for a run that it needs.
+
+    Attributes:
+        name: kind of work, e.g. `pre-training`.
+        run: name of the needed run, e.g. `preset:regimes/cleanup_pretrain, seed 0`.
+        index, of: number of the stage, from 1, and of stages, the last of which is the run itself.
+        fraction: share of the needed run that is done, 0 to 1; None until known.
+        eta_s: seconds left of the stage; None until known.
+    """
+
+    name: str
+    run: str
+    index: int
+    of: int
+    fraction: float | None = None
+    eta_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"stage {self.index}/{self.of} {self.name} ({self.run})"
+
+
+@dataclass(frozen=True)
+class PrerequisiteRecord:
+    """A run that another run needs.
+
+    Attributes:
+        what: kind of work, e.g. `pre-training`.
+        name: name of the run, as in plans.
+        folder: run folder.
+    """
+
+    what: str
+    name: str
+    folder: str
+
+
 @dataclass
 class Status:
     """The content of `status.json`.
@@ -60,6 +98,8 @@ class Status:
         host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
         llm: label of the language model behind the results; empty where there is none.
         progress: see `RunProgress`.
+        stage: stage while the run waits for a run that it needs; None while it is computed itself.
+        prerequisites: runs that it needs, in order.
         env: name of the environment; empty until it is built.
         overrides: what was typed, as Hydra overrides.
         shared: what the run has in common with others, see `llmrl.run.shared_factors`.
@@ -79,6 +119,8 @@ class Status:
     overrides: list[str] = field(default_factory=list)
     shared: dict[str, list[str]] = field(default_factory=dict)
     progress: RunProgress = field(default_factory=RunProgress)
+    stage: RunStage | None = None
+    prerequisites: list[PrerequisiteRecord] = field(default_factory=list)
     result: float | None = None
     error: str = ""
     started: float = field(default_factory=time.time)
@@ -125,7 +167,7 @@ def read_status(folder: Path) -> Status | None:
                 f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
                 "use that version for it, or another output_root"
             )
-        return parse_record(Status, content)
+        return parse_record(Status, {"stage": None, "prerequisites": [], **content})
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -133,3 +175,23 @@ def read_status(folder: Path) -> Status | None:
             f"{path} cannot be read ({error}); delete that file and repeat the command: the run goes on from its "
             "checkpoints, or starts anew with rerun=true, which moves the old content aside"
         ) from error
+
+
+def progress_of(folder: Path) -> tuple[float | None, float | None, str | None]:
+    """Return how far the run in `folder` is.
+
+    Returns:
+        The fraction that is done, 0 to 1, and the seconds left, None if unknown; and, while that run waits for a run
+        that it needs itself, the name of its stage, which fraction and seconds then refer to.
+    """
+    try:
+        status = read_status(folder)
+    except RunFolderError:
+        return None, None, None
+    if status is None:
+        return None, None, None
+    if status.state == "running" and status.stage is not None:
+        return status.stage.fraction, status.stage.eta_s, status.stage.name
+    progress = status.progress
+    fraction = min(progress.done / progress.total, 1.0) if progress.total else None
+    return fraction, progress.eta_s if status.state == "running" else None, None

@@ -22,7 +22,7 @@ from llmrl.run.folder import run_folder, split_overrides
 from llmrl.run.folder_names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by, read_queued
-from llmrl.run.status import read_status
+from llmrl.run.status import PrerequisiteRecord, read_status
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, name_of
 
 STOPPED = "the sweep was stopped before this run's turn"
@@ -131,6 +131,7 @@ def take_on(
         overrides=job.overrides,
         beside=[str(other) for other in beside if other != folder],
         deaths=deaths,
+        after=[PrerequisiteRecord(other.what, other.name, str(other.folder)) for other in job.after],
     )
     if not (folder / CONFIG_NAME).exists():
         save_config(folder / CONFIG_NAME, c)

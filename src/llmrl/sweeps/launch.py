@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmrl.core.errors import ConfigError, LlmrlError
+from llmrl.core.errors import ConfigError, LlmrlError, RunFolderError
 from llmrl.run.folder import unwritable
 from llmrl.run.heartbeat import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, text_of
-from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing, waves
+from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing, take_on, waves
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
 from llmrl.sweeps.work import Task
 
@@ -113,10 +113,14 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
     outcomes: list[JobOutcome] = []
     submitted: list[list[JobOutcome]] = []
     with StopFlag() as stop:  # a signal to a backend's own flag is passed on to this one
+        _queue_later(groups, sweep_folder)
         for group in groups:
             if stop.requested:
                 outcomes += [cancelled(job) for job in group]
                 continue
+            if what := ", ".join(dict.fromkeys(job.what for job in group if job.what)):
+                after = sum(bool(job.after) for later in groups for job in later)
+                log.info("%s: %d runs; %d runs begin after them", what, len(group), after)
             came = _launched(group, task, sweep_folder)
             for outcome in came:
                 if outcome.state == "refused":
@@ -138,6 +142,19 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
     if interrupted and waiting:
         log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")
     return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in waiting.values()]
+
+
+def _queue_later(groups: Sequence[Sequence[Job]], sweep_folder: Path) -> None:
+    """Record the runs of all groups but the first as queued, so that `llmrl-sweep status` shows them. Backends with a
+    scheduler record their runs at once."""
+    for group in groups[1:]:
+        if group[0].hardware.backend.scheduler is not None:
+            continue
+        for job in group:
+            try:
+                take_on(job, sweep_folder)
+            except RunFolderError as error:
+                log.debug("reported at its launch: %s", error)
 
 
 def _launched(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:

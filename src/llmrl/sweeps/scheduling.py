@@ -15,7 +15,7 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import Queued, read_queued
 from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, name_of
 from llmrl.sweeps.jobs import describe
-from llmrl.sweeps.watch import SweepWatch
+from llmrl.sweeps.watch import SweepWatch, bar_name
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
     made = submitted[0].job.hardware.backend.scheduler
     assert made is not None
     scheduler = made()
-    with ProgressBar(len(pending), "runs", "sweep") as progress:
+    with ProgressBar(len(pending), "runs", bar_name([outcome.job for outcome in submitted])) as progress:
         watch = SweepWatch(progress)
         while pending:
             try:

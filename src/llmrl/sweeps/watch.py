@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.analysis.runs import RunRecord, read_run
 from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import ProgressBar, clock
+from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
+
+if TYPE_CHECKING:
+    from llmrl.sweeps.backends.protocol import Job
 
 EVERY_S = 60.0
 """Seconds between two lines where there is no terminal."""
@@ -38,7 +42,7 @@ class SweepWatch:
             return
         self._looked = now
         found = [read_run(folder) for folder in folders if folder.is_dir()]
-        if not _running(found):
+        if not _running(found) and not stage_counts(found):
             return
         if self._progress.drawn:
             self._progress.table(COLUMNS, rows(found))
@@ -47,15 +51,17 @@ class SweepWatch:
 
 
 def summary(records: Sequence[RunRecord]) -> str:
-    """Return what running runs do: how many, how far, those that will take longest by name with their newest value,
-    and what they have spent; empty where none runs.
+    """Return what runs do: how many are in which stage, if any waits for a run that it needs; how many are computed
+    themselves, how far they are, those that will take longest by name with their newest value, and what they have
+    spent. Empty where none runs.
 
     >>> summary([])
     ''
     """
-    running = _running(records)
+    stages = stage_counts(records)
+    running = [record for record in _running(records) if stage_of(record) is None]
     if not running:
-        return ""
+        return stages
     shares = [share for record in running if (share := _share(record)) is not None]
     told = f"{len(running)} running" + (f", {sum(shares) / len(shares):.0%} done" if shares else "")
     common = _common(running)
@@ -65,10 +71,16 @@ def summary(records: Sequence[RunRecord]) -> str:
     more = f" and {len(each) - _NAMED} more" if len(each) > _NAMED else ""
     costs = [float(x) for found in metrics.values() if isinstance(x := found.get(_COST), int | float)]
     money = f"; ${sum(costs):,.2f} spent" if costs else ""
-    return f"{told}: {'; '.join(each[:_NAMED])}{more}{money}"
+    return f"{stages}{'; ' * bool(stages)}{told}: {'; '.join(each[:_NAMED])}{more}{money}"
 
 
-COLUMNS = ("run", "seed", "done", "objective", "last proposal", "$", "left")
+def bar_name(jobs: Sequence[Job]) -> str:
+    """Return the description of a sweep's progress: the kind of work if all `jobs` are needed by other runs."""
+    kinds = dict.fromkeys(job.what for job in jobs)
+    return ", ".join(kinds) if all(kinds) else "sweep"
+
+
+COLUMNS = ("run", "seed", "stage", "done", "objective", "last proposal", "$", "left")
 """Of `rows`."""
 
 
@@ -80,14 +92,16 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
     for record in running:
         metrics, progress = record.last_metrics(), record.progress
         own = {key: value for key, value in record.overrides.items() if (key, value) not in common}
-        value, cost, left = newest_value(record, metrics), metrics.get(_COST), progress.eta_s
-        share = _share(record)
+        stage, share = stage_of(record), _share(record)
+        value, cost = newest_value(record, metrics), metrics.get(_COST)
+        left = progress.eta_s if stage is None else stage.eta_s
         done = f"{progress.done:,.0f} {progress.unit}" + ("" if share is None else f" ({share:.0%})")
         found.append(
             [
                 title(own) or record.group.rpartition("-")[0],
                 str(record.seed),
-                done,
+                "-" if stage is None else stage_text(stage),
+                done if stage is None else "-",
                 "-" if value is None else f"{value:.4g}",
                 progress.proposed or "-",
                 "-" if cost is None else f"{cost:.2f}",

@@ -20,7 +20,7 @@ from llmrl.sweeps.jobs import cancelled, describe, take_on, taken_up_again, writ
 from llmrl.sweeps.machine import Machine
 from llmrl.sweeps.packing import packed_over, put_back
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
-from llmrl.sweeps.watch import SweepWatch
+from llmrl.sweeps.watch import SweepWatch, bar_name
 from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class PackPool:
 
     def _compute(self, stop: StopFlag) -> None:
         """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
-        with ProgressBar(len(self.jobs), "runs", "sweep", done=len(self.outcomes)) as progress:
+        with ProgressBar(len(self.jobs), "runs", bar_name(self.jobs), done=len(self.outcomes)) as progress:
             told, watch = False, SweepWatch(progress)
             while self.running or (self.waiting and not stop.requested):
                 try:

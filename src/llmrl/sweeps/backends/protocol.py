@@ -210,6 +210,9 @@ class Job:
         naming: overrides for the label of its folder: those that differ within the sweep.
         environment: environment variables of its process (`hydra.job.env_set`).
         after: jobs of the same launch whose runs this one needs; it begins when they have ended.
+        what: kind of work of a run that is computed because others need it, e.g. `pre-training`; empty: its result is
+            one of the sweep.
+        name: name of such a run, as in plans.
         key: runs with equal keys may share a process; None: it has a process of its own.
         row_gb: memory in a process that already has a run, gigabytes; None: as much as in its own process.
         gains: whether sharing a process makes it faster; if not, it shares one only if that is asked for.
@@ -225,6 +228,8 @@ class Job:
     key: str | None = None
     row_gb: float | None = None
     gains: bool = True
+    what: str = ""
+    name: str = ""
 
     @cached_property
     def folder(self) -> Path:

@@ -1,0 +1,97 @@
+"""Which runs of a sweep wait for runs that they need, and how far these are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llmrl.analysis.runs import RunRecord, read_runs
+from llmrl.cli.sweep import as_json
+from llmrl.display.sweeps import print_prerequisites
+from llmrl.run.queued import Queued
+from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
+from llmrl.sweeps.stages import stage_counts, stage_of
+from llmrl.sweeps.watch import rows, summary
+from run_folders import write_run
+
+SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3, 0.45, 120.0)
+
+
+def record(root: Path, seed: int, state: str, stage: RunStage | None = None) -> RunRecord:
+    """A run that is made to look as if it ran or waited."""
+    folder = write_run(root, "toy", ["env=toy"], seed)
+    status = read_status(folder)
+    assert status is not None
+    status.stage = stage
+    status.write(folder)
+    [found] = [each for each in read_runs(root) if each.folder == folder]
+    return replace(found, state=state, result=None)  # type: ignore[arg-type]
+
+
+def queue_after(folder: Path, *others: PrerequisiteRecord) -> None:
+    Queued(
+        *("here", 1, "", "machine", 1, "start", "host", "sweep", "", "", "", time.time(), "code", []),  # type: ignore[arg-type]
+        after=list(others),
+    ).write(folder)
+
+
+def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
+    found = [record(tmp_path, seed, "running", SCAN) for seed in range(3)]
+    found += [record(tmp_path, 3, "running"), record(tmp_path, 4, "queued"), record(tmp_path, 5, "finished", SCAN)]
+    text = stage_counts(found)
+    assert text == "5 runs: 3 in reference lines: coarse scan 45% (2:00 left), 1 running, 1 waiting"
+    assert summary(found).startswith(text) and "1 running" in summary(found)
+    assert summary(found[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
+    assert {row[2] for row in rows(found[:3])} == {"1/3 reference lines: coarse scan 45%"}
+    assert as_json(found[0])["stage"]["fraction"] == 0.45 and as_json(found[3])["stage"] is None
+
+
+def test_without_needed_runs_there_is_nothing_to_count(tmp_path: Path) -> None:
+    assert stage_counts([record(tmp_path, 0, "running"), record(tmp_path, 1, "queued")]) == ""
+
+
+def test_a_queued_run_waits_for_the_first_unfinished_run_before_it(tmp_path: Path) -> None:
+    waiting, done = record(tmp_path, 0, "queued"), record(tmp_path, 1, "finished")
+    needed = tmp_path / "needed"
+    needed.mkdir()
+    before = [PrerequisiteRecord("pre-training", f"seed {i}", str(f)) for i, f in enumerate((done.folder, needed))]
+    queue_after(waiting.folder, *before)
+    assert stage_of(waiting) == RunStage("pre-training", "seed 1", 2, 3, None, None)
+    Status(progress=RunProgress(done=1, total=4, eta_s=60.0)).write(needed)
+    assert stage_counts([waiting]) == "1 run: 1 waiting for pre-training 25% (1:00 left)"
+    Status(state="finished").write(needed)
+    assert stage_of(waiting) is None
+
+
+def test_the_closing_table_lists_needed_runs_each_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs of the sweep, and runs that the statuses of results, or of needed runs, refer to."""
+    pretraining, scan, nested = (tmp_path / name for name in ("pretraining", "scan", "nested"))
+    refer = [
+        PrerequisiteRecord("pre-training", "preset", str(pretraining)),
+        PrerequisiteRecord("lines", "a scan", str(scan)),
+    ]
+    for folder, records in ((scan, [PrerequisiteRecord("pre-training", "of the scan", str(nested))]), (nested, [])):
+        folder.mkdir()
+        Status(state="finished", prerequisites=records, started=time.time() - 75).write(folder)
+    outcomes = [
+        SimpleNamespace(folder=pretraining, state="failed", job=SimpleNamespace(what="pre-training", name="preset"))
+    ]
+    for seed in (0, 1):
+        folder = record(tmp_path, seed, "finished").folder
+        Status(state="finished", prerequisites=refer).write(folder)
+        outcomes.append(SimpleNamespace(folder=folder, state="finished", job=SimpleNamespace(what="", name="")))
+    print_prerequisites(outcomes)  # type: ignore[arg-type]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [line.split("│")[1].strip() for line in lines if line.split("│")[1].strip()] == [
+        "a scan",
+        "of the scan",
+        "preset",
+    ]
+    assert ["failed" in line for line in lines if "preset" in line] == [True]
+    assert sum("1:15" in line for line in lines) == 2
+    print_prerequisites([])
+    assert not capsys.readouterr().out
