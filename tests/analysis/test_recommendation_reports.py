@@ -61,7 +61,7 @@ def write_study(root: Path, report: dict[str, Any] | None, anytime: bool = True,
 
 
 def study_of(folder: Path) -> GroupsCompared:
-    [section] = summarize(folder, ReportSettings(resamples=300)).sections
+    [section] = summarize(folder, ReportSettings()).sections
     assert isinstance(section.study, GroupsCompared)
     return section.study
 
@@ -125,7 +125,7 @@ def test_published_results_have_a_table_of_their_own(study: GroupsCompared) -> N
 
 
 def test_files(folder: Path, tmp_path: Path) -> None:
-    report = summarize(folder, ReportSettings(resamples=100))
+    report = summarize(folder, ReportSettings())
     page = write_report(report, tmp_path)
     names = {path.name for path in (tmp_path / "figures").glob("*study*.png")}
     assert names == {"toy_study.png", "toy_study_online.png"}
@@ -156,7 +156,7 @@ def test_a_best_known_value_below_no_mechanism_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_sweep_that_is_no_study_shows_both_scores_and_explains_them(tmp_path: Path) -> None:
-    report = summarize(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings(resamples=100))
+    report = summarize(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings())
     scores = next(each for each in tables_of(report) if each.name == "toy_scores")
     assert "online performance" in scores.columns and scores.notes[0] == SCORES_NOTE
     lines = [dict(zip(map(str, scores.data[0]), line, strict=True)) for line in scores.data[1:]]

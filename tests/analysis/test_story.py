@@ -17,7 +17,7 @@ from llmrl.analysis.story.talks import LONGEST, end_of
 from llmrl.analysis.table_format import ReportTable
 from llmrl.run.run import Run
 
-FEW = ReportSettings(resamples=50)
+FEW = ReportSettings()
 
 
 def has_principal(root: Path, principal: str, seed: int, objectives: list[float], agents: int = 3) -> Path:

@@ -63,7 +63,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(study: Path) -> GroupsCompared:
-    [section] = summarize(study, ReportSettings(resamples=1000)).sections
+    [section] = summarize(study, ReportSettings()).sections
     assert isinstance(section.study, GroupsCompared)
     return section.study
 
@@ -113,7 +113,7 @@ def test_curves_are_means_of_what_came_before(result: GroupsCompared) -> None:
 
 
 def test_files(study: Path, tmp_path: Path) -> None:
-    page = write_report(summarize(study, ReportSettings(resamples=200)), tmp_path)
+    page = write_report(summarize(study, ReportSettings()), tmp_path)
     assert (tmp_path / "figures" / "toy_study.png").stat().st_size > 10_000
     text = page.read_text()
     assert text.index(REPORT["question"]) < text.index("optimality gap")
@@ -134,7 +134,7 @@ def test_files(study: Path, tmp_path: Path) -> None:
 
 def test_settings_may_have_changed_since_the_runs_began(study: Path) -> None:
     changed = settings_from({**REPORT, "unit": "pears", "against": ["ucb"]}, "the study")
-    [section] = summarize(study, ReportSettings(resamples=100, study=changed)).sections
+    [section] = summarize(study, ReportSettings(study=changed)).sections
     assert section.study is not None and section.study.settings.unit == "pears"
     assert all("ucb (pears)" in sentence for sentence in section.study.sentences if sentence != SCRIPTED_NOTE)
     assert settings_from({"question": None}, "") is None and settings_from(None, "") is None
@@ -146,7 +146,7 @@ def test_reference_lines_of_several_pretraining_runs_are_their_mean(tmp_path: Pa
         found = {"contexts": [dict.fromkeys(("untrained", "no_mechanism", "scan_best"), line)], "warning": None}
         typed = ["principal=ucb", f"agent.init_from_seed={k}"]
         write_run(tmp_path, "toy", typed, 0, shared={PRETRAINING: [f"pre/s{k}"]}, references=found)
-    [section] = summarize(tmp_path / "toy", ReportSettings(resamples=100)).sections
+    [section] = summarize(tmp_path / "toy", ReportSettings()).sections
     first = section.references[0]
     assert (first.label, first.value, first.standard_error) == ("untrained agents", 15, 5)
     assert section.study is None
@@ -177,7 +177,7 @@ def landscape(root: Path, grids: list[list[tuple[float, float, float]]]) -> Land
             typed = ["principal=listed", f"agent.init_from_seed={k}"]
             shared = {PRETRAINING: [f"pre/s{k}"]}
             write_run(root, "map", typed, seed, shared=shared, report=MAP, history=history(k, grid))
-    [section] = summarize(root / "map", ReportSettings(resamples=300)).sections
+    [section] = summarize(root / "map", ReportSettings()).sections
     assert isinstance(section.study, Landscape)
     return section.study
 
@@ -196,7 +196,7 @@ def test_a_landscape_is_the_mean_of_every_setting_over_societies(tmp_path: Path)
     assert found.vectors[places[1, 1]].tolist() == [1, 1, 1]
     assert "a 1, b 1, c 1, brings 11.5 [11.0, 12.0] apples" in found.sentences[0]
     assert "no mechanism brings -4.5" in found.sentences[0]
-    page = write_report(summarize(tmp_path / "map", ReportSettings(resamples=100)), tmp_path / "report")
+    page = write_report(summarize(tmp_path / "map", ReportSettings()), tmp_path / "report")
     assert (page.parent / "figures" / "map_study.svg").exists()
     assert len((page.parent / "tables" / "map_study_landscape.csv").read_text().splitlines()) == 1 + len(GRID)
 
@@ -217,4 +217,4 @@ def test_settings_that_are_not_those_of_the_others_are_refused(tmp_path: Path) -
 def test_a_section_that_makes_no_sense_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, "toy", ["principal=ucb"], 0, report={"question": "?", "smooth": 0})
     with pytest.raises(RunFolderError, match="report of its config"):
-        summarize(tmp_path / "toy", ReportSettings(resamples=100), read_runs(tmp_path / "toy"))
+        summarize(tmp_path / "toy", ReportSettings(), read_runs(tmp_path / "toy"))

@@ -37,7 +37,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def over(study: Path) -> TasksCompared:
-    found = tasks_compared(summarize(study, ReportSettings(resamples=500)))
+    found = tasks_compared(summarize(study, ReportSettings()))
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_verdicts_are_counted_over_tasks(over: TasksCompared) -> None:
 
 
 def test_it_stands_first_in_the_report(study: Path, tmp_path: Path) -> None:
-    report = summarize(study, ReportSettings(resamples=500))
+    report = summarize(study, ReportSettings())
     page = write_report(report, tmp_path).read_text()
     assert page.index('id="tasks"') < page.index(f'id="{"toy"}')
     assert (tmp_path / "figures" / f"{NAME}.png").stat().st_size > 10_000
@@ -70,4 +70,4 @@ def test_it_stands_first_in_the_report(study: Path, tmp_path: Path) -> None:
 def test_a_study_of_one_task_has_none(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "toy", ["experiment=studies/toy", "principal=cem"], seed, [1.0], report=REPORT)
-    assert tasks_compared(summarize(tmp_path / "toy", ReportSettings(resamples=100))) is None
+    assert tasks_compared(summarize(tmp_path / "toy", ReportSettings())) is None

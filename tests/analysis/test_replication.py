@@ -19,7 +19,7 @@ from llmrl.cli.sweep_report import main
 from llmrl.run.shared_factors import shared_of
 from run_folders import write_run
 
-SETTINGS = ReportSettings(resamples=2_000)
+SETTINGS = ReportSettings()
 
 
 def numbers(folder: Path) -> GroupNumbers:
@@ -41,7 +41,7 @@ def test_seeds_of_one_pretraining_say_what_they_cannot_tell(tmp_path: Path) -> N
     found = numbers(tmp_path)
     assert found.remark == "1 pre-training run: how such runs differ is not in the interval"
     assert found.units == "1 pre-training run, 6 runs"
-    main([str(tmp_path), "--resamples", "100", "--no-figures"])
+    main([str(tmp_path), "--no-figures"])
     summary = (tmp_path / "report" / "summary.md").read_text()
     assert "1 pre-training run, 6 runs" in summary and "1 pre-training run: how such runs differ" in summary
 
