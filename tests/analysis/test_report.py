@@ -16,6 +16,7 @@ import pytest
 
 from experiments import run as run_experiment
 from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.groups import SCRIPTED_NOTE
 from llmrl.analysis.intervals import mean_interval, probability_of_improvement
 from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.runs import find_runs
@@ -48,7 +49,7 @@ def written(sweep: Path) -> Path:
 @pytest.mark.slow
 def test_numbers_of_a_game(written: Path) -> None:
     rows = by_group(written, "cleanup_scores")
-    assert list(rows) == ["principal=fixed", "principal=llm, llm=scripted", "principal=random", "principal=ucb"]
+    assert list(rows) == ["principal=fixed", "principal=scripted rule", "principal=random", "principal=ucb"]
     ucb = {
         key: float(value)
         for key, value in rows["principal=ucb"].items()
@@ -65,7 +66,7 @@ def test_numbers_of_a_game(written: Path) -> None:
     assert rows["principal=fixed"]["mean"] == "2.0"
     assert rows["principal=fixed"]["mean_low"] == ""
     assert rows["principal=fixed"]["remark"] == "1 run: no interval below 5"
-    assert rows["principal=llm, llm=scripted"]["remark"] == "2 runs: no interval below 5"
+    assert rows["principal=scripted rule"]["remark"] == "2 runs: no interval below 5"
     assert rows["principal=random"]["remark"] == "no finished run"
     assert rows["principal=random"]["mean"] == ""
 
@@ -73,7 +74,7 @@ def test_numbers_of_a_game(written: Path) -> None:
 def test_groups_against_each_other(written: Path) -> None:
     rows = {(row["group"], row["over"]): row for row in table(written, "cleanup_improvement")}
     assert len(rows) == 3 * 2
-    row = rows["principal=llm, llm=scripted", "principal=ucb"]
+    row = rows["principal=scripted rule", "principal=ucb"]
     expected = probability_of_improvement([np.array([10.0, 12])], [np.arange(10.0, 16)])
     assert float(row["probability"]) == pytest.approx(expected) == pytest.approx(3 / 12)
     assert row["low"] == rows["principal=fixed", "principal=ucb"]["low"] == ""
@@ -103,7 +104,7 @@ def test_what_is_not_counted_is_said(written: Path) -> None:
     rows = [row for row in table(written, "not_in_the_numbers") if row["task"] == "cleanup"]
     failed = [(row["group"], row["seed"], row["reason"]) for row in rows if row["state"] == "failed"]
     assert failed == [
-        ("principal=llm, llm=scripted", "2", "ValueError: the reply <b> is 100% {wrong} & a_b"),
+        ("principal=scripted rule", "2", "ValueError: the reply <b> is 100% {wrong} & a_b"),
         ("principal=random", "1", "RuntimeError: no luck"),
     ]
     missing = [(row["group"], int(row["seed"])) for row in rows if row["state"] == "missing"]
@@ -116,14 +117,14 @@ def test_what_is_not_counted_is_said(written: Path) -> None:
     assert r"ValueError: the reply \textless{}b\textgreater{} is 100\% \{wrong\} \& a\_b" in tex
 
 
-def test_stand_ins_are_marked_and_unknown_costs_stay_unknown(written: Path) -> None:
+def test_stand_ins_are_named_and_unknown_costs_stay_unknown(written: Path) -> None:
     for name in ("report.html", "summary.md"):
         text = (written / name).read_text()
-        assert "principal=llm, llm=scripted †" in text
-        assert "† scripted rule (not a language model)" in text
-    assert r"llm=scripted \dag{}" in (written / "tables" / "cleanup_scores.tex").read_text()
+        assert "principal=scripted rule" in text and "principal=llm" not in text and "†" not in text
+        assert text.count(SCRIPTED_NOTE) == 1
+    assert "principal=scripted rule" in (written / "tables" / "cleanup_scores.tex").read_text()
     svg = (written / "figures" / "cleanup_profile.svg").read_text()
-    assert "† scripted rule (not a language model)" in svg  # matplotlib writes each text as a comment, too
+    assert "principal=scripted rule" in svg and "llm=scripted" not in svg  # matplotlib writes texts as comments, too
     calls = {row["task"]: row for row in table(written, "llm_calls")}
     assert (calls["cleanup"]["calls"], calls["cleanup"]["usd"]) == ("6", "0.0")
     assert (calls["harvest"]["calls"], calls["harvest"]["usd"]) == ("6", "")
@@ -314,10 +315,10 @@ def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(tmp_path), "--no-figures"])
     rows = by_group(tmp_path / "report", "escape_room_scores")
     assert {label: row["finished"] for label, row in rows.items()} == {
-        "principal=llm, llm=scripted": "2",
+        "principal=scripted rule": "2",
         "principal=ucb": "2",
     }
-    assert "principal=llm, llm=scripted †" in capsys.readouterr().out
+    assert "principal=scripted rule" in capsys.readouterr().out
     [calls] = table(tmp_path / "report", "llm_calls")
     assert int(calls["calls"]) >= 4
     assert (tmp_path / "report" / "tables" / "escape_room_curve_principal_objective.csv").exists()

@@ -12,6 +12,7 @@ import pytest
 
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.group_comparison import GroupsCompared
+from llmrl.analysis.groups import SCRIPTED_NOTE
 from llmrl.analysis.landscape import Landscape, _chosen_by_half
 from llmrl.analysis.reference_lines import references_of
 from llmrl.analysis.report_files import write_report
@@ -69,8 +70,8 @@ def result(study: Path) -> GroupsCompared:
 
 def test_groups_are_called_by_what_was_swept(result: GroupsCompared) -> None:
     assert [trace.name for trace in result.traces] == ["llm", "ucb", "gp", "random", "fixed"]
-    assert result.traces[0].shown == "llm †"
-    assert any(SCRIPTED in sentence for sentence in result.sentences)
+    assert result.traces[0].shown == "scripted rule"
+    assert SCRIPTED_NOTE in result.sentences and "llm" not in result.sentences[0]
 
 
 def test_pretraining_runs_are_a_level_and_not_groups(result: GroupsCompared) -> None:
@@ -106,13 +107,13 @@ def test_a_group_of_one_run_is_not_tested(result: GroupsCompared) -> None:
 
 
 def test_lines_are_levels(result: GroupsCompared) -> None:
-    assert [trace.name for trace in result.traces if trace.band is None] == ["fixed"]
+    assert [trace.name for trace in result.traces if trace.curve is None] == ["fixed"]
 
 
 def test_curves_are_means_of_what_came_before(result: GroupsCompared) -> None:
     ucb = result.traces[1]
-    assert ucb.band is not None
-    step = ucb.band.estimate[8] - ucb.band.estimate[7]
+    assert ucb.curve is not None
+    step = ucb.curve.band.estimate[8] - ucb.curve.band.estimate[7]
     assert step == pytest.approx(10, abs=2)  # half of the jump, as two values are averaged
 
 
@@ -129,14 +130,18 @@ def test_files(study: Path, tmp_path: Path) -> None:
     with (tmp_path / "tables" / "toy_study_curves.csv").open() as file:
         assert [row["group"] for row in csv.DictReader(file)].count("ucb") == STEPS
     with (tmp_path / "tables" / "toy_study_scores.csv").open() as file:
-        assert {row["group"]: row["published"] for row in csv.DictReader(file)}["ucb"] == "49.7"
+        rows = {row["group"]: row for row in csv.DictReader(file)}
+        assert "published" not in rows["ucb"] and {"scripted rule", "random"} <= rows.keys()
+    with (tmp_path / "tables" / "toy_study_published.csv").open() as file:
+        assert list(csv.DictReader(file)) == [{"group": "ucb", "published": "49.7"}]
+    assert "†" not in text and not (tmp_path / "figures" / "toy_study_online.png").exists()
 
 
 def test_settings_may_have_changed_since_the_runs_began(study: Path) -> None:
     changed = settings_from({**REPORT, "unit": "pears", "against": ["ucb"]}, "the study")
     [section] = summarize(study, ReportSettings(study=changed)).sections
     assert section.study is not None and section.study.settings.unit == "pears"
-    assert all("ucb (pears)" in sentence for sentence in section.study.sentences if SCRIPTED not in sentence)
+    assert all("ucb (pears)" in sentence for sentence in section.study.sentences if sentence != SCRIPTED_NOTE)
     assert settings_from({"question": None}, "") is None and settings_from(None, "") is None
 
 

@@ -15,6 +15,7 @@ from llmrl.analysis.multiple_comparisons import SIGNIFICANCE, holm, p_value
 from llmrl.analysis.principal_scores import (
     ANYTIME,
     ANYTIME_ERROR,
+    MEASUREMENTS,
     ONLINE,
     RECOMMENDATION,
     principal_scores,
@@ -27,11 +28,8 @@ from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
 from llmrl.analysis.statistics import Interval
 from llmrl.analysis.study_captions import figure_caption, online_figure_caption
 from llmrl.analysis.study_settings import StudyResult, StudySettings
+from llmrl.analysis.study_tables import curves_table, published_table, recommendations_table, time_tables
 from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
-from llmrl.analysis.time_to_solution import SolutionTimes, solution_level, solution_times, times_table
-
-_MEASUREMENTS = "measurements"
-"""Counter of the curves of recommendations."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,8 @@ class GroupTrace:
         shown: its display name.
         group: the group.
         scores, score: scores of its runs, [n_runs], and their mean with its interval.
-        units, seeds: label of the top-level unit of each run, and its seed.
+        units: label of the top-level unit of each run.
+        seeds: seed of each run.
         pretrainings: number of different pre-training runs that its runs start from.
         curve: curve of the metric; None without one, or for a group that is drawn as a line.
         anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
@@ -185,15 +184,15 @@ def groups_compared(
     unit = settings.unit or settings.metric or "result"
     shown = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
     anytime = any(trace.anytime is not None for trace in traces)
-    axis = AXES[_MEASUREMENTS if anytime else settings.over][1]
+    axis = AXES[MEASUREMENTS if anytime else settings.over][1]
     tables = [_scores(settings, traces, shown, unit)]
-    tables += [_published(settings, unit)] if settings.published else []
-    tables += _times(settings, traces, shown, unit)
+    tables += [published_table(settings, unit)] if settings.published else []
+    tables += time_tables(settings, traces, shown, unit)
     tables += [_comparisons(comparisons, axis)] if comparisons else []
-    tables += [_curves("study_curves", {trace.shown: trace.curve for trace in traces}, settings.over)]
+    tables += [curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.over)]
     if anytime:
-        tables += [_curves("study_anytime", {trace.shown: trace.anytime for trace in traces}, _MEASUREMENTS)]
-        tables += [_recommendations(traces)]
+        tables += [curves_table("study_anytime", {trace.shown: trace.anytime for trace in traces}, MEASUREMENTS)]
+        tables += [recommendations_table(traces)]
     recommended = {trace.shown: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
     online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
     sentences = (
@@ -241,10 +240,10 @@ def _trace(
         trace = replace(trace, curve=_group_curve(smoothed, units))
     if online is None:
         return trace
-    anytime = [series(run.folder, ANYTIME, _MEASUREMENTS) for run in runs]
+    anytime = [series(run.folder, ANYTIME, MEASUREMENTS) for run in runs]
     if any(len(places) < 2 for places, _ in anytime):
         return trace
-    errors = [series(run.folder, ANYTIME_ERROR, _MEASUREMENTS)[1] for run in runs]
+    errors = [series(run.folder, ANYTIME_ERROR, MEASUREMENTS)[1] for run in runs]
     error = max((float(own.max()) for own in errors if len(own)), default=math.nan)
     return replace(trace, anytime=_group_curve(anytime, units), evaluation_error=error)
 
@@ -291,11 +290,11 @@ def _compared(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Compariso
             other,
             difference_interval(one.scores, other.scores, one.units, other.units),
             improvement([one.scores], [other.scores], [one.units], [other.units]),
-            unadjusted,
+            own,
             adjusted,
             _since(one, other),
         )
-        for (one, other), unadjusted, adjusted in zip(family, p, holm(p), strict=True)
+        for (one, other), own, adjusted in zip(family, p, holm(p), strict=True)
     ]
 
 
@@ -313,7 +312,8 @@ def _since(one: GroupTrace, other: GroupTrace) -> float | None:
     else:
         places, levels = ours.places, np.tile(other.scores, (len(ours.places), 1))
     values = ours.values[np.isin(ours.places, places)]
-    return stays_above(places, difference_interval(values, levels, one.units, other.units).low)
+    apart = difference_interval(values, levels, one.units, other.units)
+    return stays_above(places, apart.low)
 
 
 def stays_above(places: np.ndarray, low: np.ndarray) -> float | None:
@@ -335,7 +335,7 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
         "above": "Above",
         "below": "Below",
         "unclear": "No difference shown from",
-        "untested": "Too few runs to compare with",
+        "untested": "Too few units to compare with",
     }
     for other in dict.fromkeys(each.other.name for each in comparisons):
         own = [each for each in comparisons if each.other.name == other]
@@ -390,36 +390,6 @@ def _scores(
     return ReportTable("study_scores", caption, data, columns, rows)
 
 
-def _published(settings: StudySettings, unit: str) -> ReportTable:
-    """Return the table of published results, which are of other agents and budgets than the runs."""
-    ordered = sorted(settings.published.items(), key=lambda item: -item[1])
-    rows = [[name, f"{value:g}"] for name, value in ordered]
-    notes = [settings.source] if settings.source else []
-    caption = f"Published results ({unit}), of other agents and budgets"
-    data: list[list[object]] = [["group", "published"], *([name, value] for name, value in ordered)]
-    return ReportTable("study_published", caption, data, ["group", "published"], rows, notes=notes)
-
-
-def _times(
-    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
-) -> list[ReportTable]:
-    """Return the table of times to solution; empty without a best known value, a level of no mechanism, or curves of
-    recommendations."""
-    measured = [line.value for line in references if line.line == "no_mechanism"]
-    # Several values are those of different groups.
-    levels = measured if len(measured) == 1 else []
-    levels += [float(trace.score.estimate) for name in settings.lines for trace in traces if trace.name == name]
-    if settings.best_known is None or not levels:
-        return []
-    level = solution_level(levels[0], settings.best_known)
-    every: list[SolutionTimes] = [
-        solution_times(trace.shown, trace.anytime.places, trace.anytime.values, level)
-        for trace in traces
-        if trace.anytime is not None
-    ]
-    return [times_table(every, level, unit)] if every else []
-
-
 def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
     form = NumberFormat(np.array([float(each.difference.estimate) for each in comparisons] + [0.0]))
     columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
@@ -445,25 +415,3 @@ def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
 def _p(p: float) -> str:
     """Return a p-value as text; `-` if there is none."""
     return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
-
-
-def _curves(name: str, curves: Mapping[str, GroupCurve | None], over: str) -> ReportTable:
-    """Return a table of curves by display name of their groups, which is written as a file only."""
-    data: list[list[object]] = [["group", over, "mean", "low", "high"]]
-    for group, curve in curves.items():
-        if curve is not None:
-            points = zip(curve.places, curve.band.estimate, curve.band.low, curve.band.high, strict=True)
-            data += [[group, *point] for point in points]
-    return ReportTable(name, "Curves of a figure of the study", data)
-
-
-def _recommendations(traces: Sequence[GroupTrace]) -> ReportTable:
-    """Return the table of the recommendations of each run, which is written as a file only."""
-    data: list[list[object]] = [["group", "run", "seed", _MEASUREMENTS, "objective"]]
-    for trace in traces:
-        if trace.anytime is None:
-            continue
-        for i, seed in enumerate(trace.seeds):
-            points = zip(trace.anytime.places, trace.anytime.values[:, i], strict=True)
-            data += [[trace.shown, i, seed, *point] for point in points]
-    return ReportTable("study_recommendations", "Recommendations of each run", data)
