@@ -60,7 +60,7 @@ bench: install  ## prints ratios measured side by side
 	$(BIN)/python benchmarks/launchers.py --rounds 1
 	$(BIN)/python benchmarks/sweep_report.py
 	$(BIN)/python benchmarks/society_rules.py
-	$(BIN)/python benchmarks/principals.py --seeds 5
+	$(BIN)/python benchmarks/landscapes.py --runs 20 --gp-runs 2 --jobs 2
 	$(BIN)/python benchmarks/policy_search_tokens.py
 	$(BIN)/python benchmarks/principal_step.py --rounds 1
 	$(BIN)/python benchmarks/candidates.py --rounds 1

@@ -5,7 +5,7 @@
 The same number of proposals, by the same principal (random, which costs nothing), with the same games a proposal: one
 at a time, and several at once. Runs alternate within a round; printed are the medians over rounds of the run's own
 clock and of processor time, both per proposal and without start-up, and their ratios. What proposing several at once
-does to how many proposals a principal needs is in `benchmarks/principals.py`.
+does to the value of a recommendation is printed by `benchmarks/landscapes.py --candidates 5`.
 """
 
 from __future__ import annotations

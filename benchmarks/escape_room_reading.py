@@ -5,8 +5,7 @@
 `landscape`: proposals side by side while lever 0 works, four societies of each seed. `contexts`: three proposals in
 each of the six contexts. `principals`: those that see numbers, and rules that take more or less out of the prompt
 (tests/support/reading_rules.py; no language models), by the steps of a run. Runs are ordinary ones of `llmrl-train`
-under DIR: a second call finds those that are finished. Intervals are 95 % percentile bootstraps over seeds, which with
-three seeds cover less than that.
+under DIR: a second call finds those that are finished. Intervals are 95 % t intervals over seeds, from five seeds on.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import bootstrap_interval
-from llmrl.analysis.statistics import mean, standard_error
+from llmrl.analysis.intervals import mean_interval
+from llmrl.analysis.statistics import standard_error
+from llmrl.analysis.table_format import with_interval
 
 TESTS = Path(__file__).parents[1] / "tests"
 SUPPORT = str(TESTS / "support")
@@ -185,8 +185,8 @@ def principals(folder: Path, seeds: int) -> None:
 
 
 def interval(scores: np.ndarray) -> str:
-    found = bootstrap_interval(scores, mean)
-    return f"{found.estimate:.0f} [{found.low:.0f}, {found.high:.0f}]"
+    band = mean_interval(scores)
+    return with_interval(float(band.estimate), float(band.low), float(band.high), "{:.0f}".format)
 
 
 PARTS = {"landscape": landscape, "contexts": contexts, "principals": principals}

@@ -6,7 +6,7 @@
 
 Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
 look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a run (mean
-and standard deviation over runs, 95 % bootstrap interval of the mean); beside it the highest mean return of a single
+and standard deviation over runs, 95 % t interval of the mean); beside it the highest mean return of a single
 measurement of a run, which is a maximum over noise; the mean over the last tenth of the iterations; the mean over all
 of them (area under the curve); and what is published for the task, 10 runs of GPT-4o with the authors' environments
 and, most likely, the mean of each run's best iteration. Where a language model proposed, the method names it.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import describe
+from llmrl.analysis.intervals import describe
 from llmrl.analysis.runs import find_runs, read_run
 from llmrl.core.errors import RunFolderError
 from llmrl.run.config_hash import config_hash
@@ -103,11 +103,9 @@ def cell(values: list[float]) -> str:
 
 
 def interval(values: list[float]) -> str:
-    """95 % bootstrap interval of the mean over runs; nothing of a single one."""
-    if len(values) == 1:
-        return ""
+    """95 % t interval of the mean over runs; nothing of fewer than five."""
     found = describe(np.array(values))
-    return f" [{found['low']:.4g}, {found['high']:.4g}]"
+    return "" if found["low"] is None else f" [{found['low']:.4g}, {found['high']:.4g}]"
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "statistics": (
-        ["analysis/statistics.py", "analysis/bootstrap.py", "analysis/crossed_bootstrap.py"],
+        ["analysis/statistics.py", "analysis/intervals.py", "analysis/multiple_comparisons.py"],
         [
             "tests/analysis/test_statistics.py",
-            "tests/analysis/test_resampling_levels.py",
-            "tests/analysis/test_crossed_bootstrap.py",
-            "tests/analysis/test_comparisons.py",
+            "tests/analysis/test_replication.py",
+            "tests/analysis/test_intervals.py",
+            "tests/analysis/test_multiple_comparisons.py",
             "tests/analysis/test_against_rliable.py",
         ],
     ),

@@ -84,7 +84,7 @@ def test_a_film_changes_no_evaluated_episode(tmp_path):
 def test_then_runs_are_what_reports_count(tmp_path):
     for seed in (0, 1, 2):
         run("env=blackjack", *SHORT, TOLD, f"seed={seed}", f"output_root={tmp_path}", "env.n_envs=2", "llm=scripted")
-    [player] = summarize(tmp_path, ReportSettings(resamples=50)).players
+    [player] = summarize(tmp_path, ReportSettings()).players
     means = [np.mean(results(path.parent)["per_episode"]["return"]) for path in sorted(tmp_path.rglob("results.json"))]
     assert player.carried == ("last_episode",) and not player.learned
     assert player.errors["return"] == pytest.approx(np.std(means, ddof=1) / 3**0.5)

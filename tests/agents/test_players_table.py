@@ -32,7 +32,7 @@ def sweep(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def players(sweep):
-    return summarize(sweep, ReportSettings(resamples=100)).players
+    return summarize(sweep, ReportSettings()).players
 
 
 def of(players, task, name):
@@ -75,10 +75,10 @@ def test_a_language_model_has_its_price(players):
 
 
 def test_it_is_shown(sweep, capsys):
-    main([str(sweep), "--resamples", "100", "--no-figures"])
+    main([str(sweep), "--no-figures"])
     shown = capsys.readouterr().out
-    assert "Who played how well" in shown and "agent=llm_player, llm=scripted †" in shown
-    assert "† scripted rule (not a language model)" in shown
+    assert "Who played how well" in shown and "agent=llm_player, llm=scripted rule" in shown
+    assert "†" not in shown and "scripted rule (not a language model)" in shown
     page = (sweep / "report" / "report.html").read_text()
     assert 'id="players"' in page and "Who played how well" in (sweep / "report" / "summary.md").read_text()
     with (sweep / "report" / "tables" / "players.csv").open() as file:
@@ -116,6 +116,6 @@ def test_an_only_group_is_named(tmp_path, typed, name):
         status = json.loads((folder / "status.json").read_text())
         kept = [each for each in status["overrides"] if not each.startswith("agent=")]
         (folder / "status.json").write_text(json.dumps(status | {"overrides": kept}))
-    [player] = summarize(tmp_path, ReportSettings(resamples=10)).players
+    [player] = summarize(tmp_path, ReportSettings()).players
     assert player.group.label == "all runs"
     assert players_table([player]).rows[0][1] == players_table([player]).data[1][1] == name

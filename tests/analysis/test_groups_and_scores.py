@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.curves import on_common_grid
-from llmrl.analysis.groups import footnotes, tasks_of
+from llmrl.analysis.groups import Group, scripted_notes, tasks_of
 from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names, series
 from llmrl.core.errors import ConfigError, RunFolderError
@@ -64,9 +64,25 @@ def test_a_stand_in_for_a_model_is_marked_for_what_it_is(tmp_path: Path) -> None
     runs = [record(tmp_path, "g/a-1", 0, "scripted rule (not a language model)", llm="scripted")]
     runs += [record(tmp_path, "g/b-2", 0, "openai/gpt-4o", llm="gpt4o")]
     groups = tasks_of(runs, tmp_path)[0].groups
-    assert [group.shown for group in groups] == ["llm=gpt4o", "llm=scripted †"]
-    assert footnotes(groups) == ["† scripted rule (not a language model)"]
-    assert footnotes(groups[:1]) == []
+    assert [group.shown for group in groups] == ["llm=gpt4o", "llm=scripted rule"]
+    assert len(scripted_notes(groups)) == 1 and scripted_notes(groups[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("principal=llm", "principal=scripted rule"),
+        ("principal=llm, llm=scripted, design.steps=3", "principal=scripted rule, design.steps=3"),
+        ("treatment=tax_llm", "treatment=scripted rule"),
+        ("treatment=talk", "treatment=talk (scripted rule)"),
+        ("agent=llm_player, llm=scripted", "agent=llm_player, llm=scripted rule"),
+        ("all runs", "all runs (scripted rule)"),
+        ("llm", "scripted rule"),
+    ],
+)
+def test_fixed_rules_are_never_called_a_language_model(label: str, shown: str) -> None:
+    assert Group(label, (), "scripted rule (not a language model)").shown == shown
+    assert Group(label, (), "gpt-4o (litellm)").shown == label
 
 
 def test_scores(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_report_compares_all_agents_over_the_same_frames(tmp_path: Path) -> No
             steps = 4000 // n * (2 if agent == "agent=a" else 1)
             rows = lottery(probability, n, steps, steps, 100 * n + seed)
             write_training(tmp_path, [agent], seed, rows, steps, n)
-    report = summarize(tmp_path, ReportSettings(resamples=200, curves=("train/success",)))
+    report = summarize(tmp_path, ReportSettings(curves=("train/success",)))
     [section] = report.sections
     [drawn] = section.curves
     budget, width = 50 * (80 - 2 * HORIZON + 2), 4000 // 50
@@ -192,12 +192,12 @@ def test_a_report_compares_all_agents_over_the_same_frames(tmp_path: Path) -> No
     folders = [run_.folder for run_ in read_runs(tmp_path)]
     assert common_frames(folders, None, None) == FrameBudget(budget, width)
     # As the score of a report, it is the same number.
-    ruled = summarize(tmp_path, ReportSettings(ScoreRule("train/success"), resamples=200))
+    ruled = summarize(tmp_path, ReportSettings(ScoreRule("train/success")))
     for scored, told in zip(ruled.sections[0].numbers, section.efficiency, strict=True):
         assert scored.scores[0].tolist() == told.scores[0].tolist()
-    short = summarize(tmp_path, ReportSettings(resamples=50, budget=1000, width=500, curves=("train/success",)))
+    short = summarize(tmp_path, ReportSettings(budget=1000, width=500, curves=("train/success",)))
     assert short.sections[0].curves[0].lines[0].places[:2].tolist() == [250, 750]
-    far = summarize(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), resamples=50, budget=5000))
+    far = summarize(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), budget=5000))
     assert [len(numbers.pooled) for numbers in far.sections[0].numbers] == [6, 0]
     assert any(f"the first {budget:,} frames of training, of 5,000" in left.reason for left in far.excluded)
     with pytest.raises(ConfigError, match="--bin=0"):

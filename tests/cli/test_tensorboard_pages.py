@@ -45,7 +45,7 @@ def test_hparams_table_has_a_row_for_each_run_with_its_final_numbers(server, swe
     assert columns.index("principal") < columns.index("env")  # what differs comes first
     metrics = [info["name"]["tag"] for info in experiment["metricInfos"]]
     # Five are shown at first; a run of agents alone has a number to compare of its own, which takes a place.
-    assert {"Compare/objective", "Final/best_objective", "Final/final_objective"} <= set(metrics[:5])
+    assert {"Compare/1_recommendation", "Compare/2_online_objective", "Final/recommendation"} <= set(metrics[:6])
     assert "Final/result" in [metric for metric in metrics if metric != "Compare/return"][:5]
     body = {"startIndex": 0, "sliceSize": 100, "allowedStatuses": ["STATUS_SUCCESS"]}
     groups = server.json("hparams/session_groups", body)["sessionGroups"]
@@ -62,7 +62,7 @@ def test_hparams_table_has_a_row_for_each_run_with_its_final_numbers(server, swe
         }
         assert shown["Final/result"] == pytest.approx(json.loads((folder / "status.json").read_text())["result"])
         summary = json.loads((folder / "summary.json").read_text())
-        assert shown.get("Final/best_objective") == pytest.approx(summary.get("best_objective"))
+        assert shown.get("Final/recommendation") == pytest.approx(summary.get("recommendation"))
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_principals_share_the_tags_of_their_curves(server):
     has_principal = [set(tags[run]) for run in tags if re.search(r"principal_(ucb|thompson|llm)[^/]*/s\d$", run)]
     shared = set.intersection(*has_principal)
     assert len(has_principal) == 5
-    assert {"Compare/objective", "principal/best_objective", "validation/return", "train/return"} <= shared
+    assert {"Compare/2_online_objective", "validation/return", "train/return"} <= shared
 
 
 @pytest.mark.slow

@@ -9,7 +9,9 @@ import torch
 
 from known_functions import CONTEXTUAL, QUADRATIC, SMOOTH, best_found, optimize
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.seeding import Seeds
+from llmrl.core.unit_cube import from_unit
 from llmrl.principals.gp import GaussianProcessPrincipal
 from societies import outcome, toy
 from some import some
@@ -156,6 +158,79 @@ def test_resumed_with_a_model_between_ask_and_tell():
             vectors += [asked.tolist(), principal.tell([QUADRATIC.outcome(vector, None, rng) for vector in asked])]
         runs.append(vectors)
     assert runs[0] == runs[1] and runs[0][-1]["principal/noise"] > 0
+
+
+def measured(society, principal, context=None):
+    """Pooled estimates of what a principal was told."""
+    estimates = PooledEstimates()
+    for vector, value in zip(principal.vectors, principal.values, strict=True):
+        estimates.add(from_unit(society.proposals, vector), value, None, 1, 1, context)
+    return estimates
+
+
+def test_recommendation_is_the_highest_posterior_mean():
+    """A lucky measurement far from the ridge of good ones is not recommended, although it is the highest."""
+    society = toy(1)
+    rng = np.random.default_rng(1)
+    principal = told(society, 40, lambda vector, i: 50.0 if i == 0 else -10 * (vector[0] - 2) ** 2 + rng.normal())
+    principal.vectors[0] = np.array([0.1])
+    estimates = measured(society, principal)
+    recommended = principal.recommend(None, 3, estimates)
+    assert recommended.shape == (3, 1) and np.abs(recommended - 2.0).max() < 0.5
+    assert estimates.best().vector[0] < 0
+    every = principal.recommend(None, 100, estimates)
+    assert {tuple(vector) for vector in every} == {each.vector for each in estimates.ranked()}
+    assert np.array_equal(every[:3], recommended)
+
+
+def test_recommendation_before_the_first_model_is_the_incumbent():
+    society = toy()
+    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=9)
+    principal.tell([outcome(society, vector) for vector in principal.ask(None, 8)])
+    estimates = measured(society, principal)
+    assert principal.recommend(None, 2, estimates).tolist() == [list(e.vector) for e in estimates.ranked()[:2]]
+    assert principal.recommend(None, 2, PooledEstimates()).shape == (0, 2)
+
+
+def test_recommendation_of_a_context_has_its_vectors_only():
+    society = toy(contexts=("calm", "storm"))
+    principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
+    estimates = PooledEstimates()
+    for context in (0, 1) * 6:
+        [vector] = np.random.default_rng(len(principal.values)).uniform(-1, 3, (1, 2))
+        result = outcome(society, vector, context)
+        principal.tell([result])
+        estimates.add(vector, result.value, None, 1, 1, context)
+    for context, best in ((0, 1.8), (1, 0.2)):
+        recommended = principal.recommend(context, 6, estimates)
+        assert {tuple(vector) for vector in recommended} == {each.vector for each in estimates.ranked(context)}
+        distances = np.linalg.norm(recommended - best, axis=1)
+        assert distances[0] < np.median(distances)
+
+
+def test_recommendation_changes_neither_the_search_nor_random_numbers():
+    society, (plain, recommending) = toy(), (told(toy(), 10) for _ in range(2))
+    recommending.ask()
+    plain.ask()
+    torch.manual_seed(3)
+    before, state = torch.random.get_rng_state(), json.dumps(recommending.state_dict(), default=np.ndarray.tolist)
+    first = recommending.recommend(None, 2, measured(society, recommending))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert json.dumps(recommending.state_dict(), default=np.ndarray.tolist) == state
+    assert np.array_equal(recommending.recommend(None, 2, measured(society, recommending)), first)
+    assert np.array_equal(plain.ask(), recommending.ask())
+
+
+@pytest.mark.parametrize("seed", some([0], range(3)))
+def test_proposals_of_a_step_are_chosen_with_regard_to_each_other(seed):
+    """With a model that is sure of a maximum inside the box, a batch is not one vector several times, nor a fixed set."""
+    society = toy(1)
+    principal = told(society, 12, seed=seed)
+    batch, single = principal.ask(None, 4)[:, 0], told(society, 12, seed=seed).ask()[0, 0]
+    assert abs(batch[0] - single) < 1e-6
+    assert np.diff(np.sort(batch)).min() > 1e-6
+    # Exploitation: most of a batch lies near the maximum, at 1.8.
+    assert np.median(np.abs(batch - 1.8)) < 0.5
 
 
 def test_missing_library(monkeypatch):

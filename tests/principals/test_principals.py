@@ -21,6 +21,7 @@ from llmrl.principals.gp import GaussianProcessPrincipal
 from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.metagrad import MetaGradPrincipal
 from llmrl.principals.random_principal import RandomPrincipal
+from llmrl.principals.sobol import SobolPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from models import scripted
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.slow
 MAKE = {
     "fixed": lambda spec, seeds: FixedPrincipal(spec.proposals),
     "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
+    "sobol": lambda spec, seeds: SobolPrincipal(spec.proposals, seeds),
     "random_grid": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds, points=5),
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=5, epsilon=0.3),
     "ucb": lambda spec, seeds: UCBPrincipal(spec.proposals, seeds, points=3),

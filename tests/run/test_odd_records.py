@@ -351,7 +351,7 @@ def test_reports_leave_out_what_is_damaged_and_say_so(tmp_path: Path) -> None:
         (folder / "summary.json").write_bytes(text)
         (folder / "results.json").write_bytes(text.replace(b"references", b"per_episode"))
     try:
-        report = summarize(tmp_path, ReportSettings(resamples=10, curves=("other",)))
+        report = summarize(tmp_path, ReportSettings(curves=("other",)))
     except LlmrlError as error:  # pragma: no cover
         pytest.fail(f"one damaged run ended the report: {error}")
     assert report.counted >= 4

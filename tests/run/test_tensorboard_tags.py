@@ -31,18 +31,23 @@ def row(total: float, agents: int) -> dict[str, float]:
 
 def test_what_runs_are_compared_by_is_the_first_group_of_cards(tmp_path: Path) -> None:
     found = shown(tmp_path, [row(3.0, 3), row(6.0, 3)])
-    assert found["Compare/objective"] == [(1, 3.0), (2, 6.0)]
-    assert min(found) == "Compare/objective" and "principal/objective" not in found
+    assert found["Compare/2_online_objective"] == [(1, 3.0), (2, 6.0)]
+    assert min(found) == "Compare/2_online_objective" and "principal/objective" not in found
 
 
 def test_nothing_is_drawn_twice(tmp_path: Path) -> None:
     found = shown(tmp_path, [{**row(3.0, 3), "validation/incentives_paid": 4.0}])
-    assert set(found) == {"Compare/objective", "welfare/minimum", "welfare/equality", "validation/incentives_paid"}
+    assert set(found) == {
+        "Compare/2_online_objective",
+        "welfare/minimum",
+        "welfare/equality",
+        "validation/incentives_paid",
+    }
     assert not REPEATED.keys() & found.keys()
 
 
 def test_welfare_of_a_single_agent_is_its_return(tmp_path: Path) -> None:
-    assert set(shown(tmp_path, [row(3.0, 1), row(5.0, 1)])) == {"Compare/objective"}
+    assert set(shown(tmp_path, [row(3.0, 1), row(5.0, 1)])) == {"Compare/2_online_objective"}
 
 
 def test_welfare_waits_until_there_are_several_agents_and_is_told_whole_then(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,14 @@ def write_run(
     report: dict[str, Any] | None = None,
     history: Sequence[dict[str, Any]] | None = None,
     cost: float | None = None,
+    recommendations: Mapping[int, float] | None = None,
+    online: float | None = None,
 ) -> Path:
     """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one, or
     the mean of what is `inside` it, society by society; `references` are those of its summary, and so are the proposals
-    of its `history`. `report` is that section of its config, and `cost` what language models cost it."""
+    of its `history`. `report` is that section of its config, and `cost` what language models cost it.
+    `recommendations` are values of recommendations by number of measurements, of which the last is the result, and
+    `online` is the online performance."""
     config = {"of": [name, *overrides], **({} if report is None else {"report": report})}
     run = Run.open(root, name, config, [*overrides, f"seed={seed}"], seed)
     with contextlib.suppress(type(error) if error is not None else ()), run:
@@ -47,9 +51,15 @@ def write_run(
         if error is not None:
             raise error
         run.result = values[-1]
+        if recommendations is not None:
+            for n, value in recommendations.items():
+                found = {"recommendation/objective": value, "recommendation/standard_error": 0.5}
+                run.metrics.log("recommendation", "measurements", found, measurements=n)
+            run.result = list(recommendations.values())[-1]
+            run.summary = {"recommendation": run.result, "online_performance": online}
         if inside is not None:
             run.result = float(np.mean([np.mean(society) for society in inside]))
-            run.summary = {RESULT_EPISODES: [list(society) for society in inside]}
+            run.summary = {**run.summary, RESULT_EPISODES: [list(society) for society in inside]}
         if references is not None:
             run.summary = {**run.summary, "references": references}
         if history is not None:

@@ -6,37 +6,26 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import bootstrap_bands, improvement_matrix, performance_profile
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.final_episodes import played_by
 from llmrl.analysis.groups import Group, ReportTask, tasks_of
+from llmrl.analysis.intervals import estimates, improvement_matrix, performance_profile
 from llmrl.analysis.llm_calls import CallTotals, run_totals
 from llmrl.analysis.reference_lines import references_of
+from llmrl.analysis.replication import Structure, structure
 from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, Section
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.resampling_levels import FEW, Structure, structure
 from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names
-from llmrl.analysis.statistics import (
-    interquartile_mean,
-    mean,
-    median,
-    optimality_gap,
-    over_tasks,
-    standard_error_over_tasks,
-)
+from llmrl.analysis.statistics import mean, standard_error_over_tasks
 from llmrl.analysis.story.story import story_of
 from llmrl.analysis.study_results import study_of
 from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, about_training, common_frames, is_told
 from llmrl.core.errors import ConfigError, RunFolderError
-
-BAND_RESAMPLES = 2_000
-"""Most resamples of curves and profiles, because these have about a hundred points each."""
 
 _MOST_THRESHOLDS = 200
 
@@ -56,10 +45,6 @@ def summarize(
         RunFolderError: `folder` does not exist, or has no run.
         ConfigError: a metric that no run has logged, or an invalid setting.
     """
-    if settings.resamples < 1:
-        raise ConfigError(f"--resamples={settings.resamples} must be positive")
-    if settings.seed < 0:
-        raise ConfigError(f"--seed={settings.seed} must not be negative")
     if settings.target is not None and not math.isfinite(settings.target):
         raise ConfigError(f"--target={settings.target} must be a number")
     for option, frames in (("bin", settings.width), ("budget", settings.budget)):
@@ -96,18 +81,16 @@ def summarize(
         curves, about = curves_of(
             finished,
             settings.curves,
-            min(settings.resamples, BAND_RESAMPLES),
-            settings.seed,
             settings.over,
             None if common is None else common.width,
         )
         scored.append(TaskScores(task, known, structures))
         section = _section(task.title, scored[-1:], settings)
-        efficiency = () if common is None else _efficiency(task, common, settings)
+        efficiency = () if common is None else _efficiency(task, common)
         about += () if common is None else (about_training(common),)
         references, warned = references_of(finished)
         width = None if common is None else common.width
-        study = study_of(task, finished, references, settings.resamples, settings.seed, width, settings.study)
+        study = study_of(task, finished, references, width, settings.study)
         section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
         story = story_of(task, finished)
         sections.append(replace(section, references=references, warnings=warned, study=study, story=story))
@@ -127,7 +110,7 @@ def summarize(
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores [n_runs] of a task's groups and their levels of resampling, by label of the group."""
+    """The scores [n_runs] of a task's groups and their sources of variation, by label of the group."""
 
     task: ReportTask
     scores: Mapping[str, np.ndarray]
@@ -186,25 +169,14 @@ def _section(title: str, scored: Sequence[TaskScores], settings: ReportSettings)
         if group.label in by_group:
             assert target is not None
             structures = [each.structures[group.label] for each in scored]
-            numbers.append(_numbers(group, expected, by_group[group.label], structures, target, settings))
+            numbers.append(_numbers(group, expected, by_group[group.label], structures, target))
         else:
             lacking = [task.title for task, of_task in zip(tasks, scores, strict=True) if group.label not in of_task]
             where = f" in {', '.join(lacking)}" if len(tasks) > 1 else ""
             numbers.append(GroupNumbers(group, expected, remark=f"no finished run{where}"))
     thresholds = _thresholds(everything)
-    bands = min(settings.resamples, BAND_RESAMPLES)
-    levels = {label: [each.structures[label].levels for each in scored] for label in by_group}
-    profiles = [
-        performance_profile(
-            np.concatenate(parts),
-            thresholds,
-            [len(part) for part in parts],
-            resamples=bands,
-            seed=settings.seed,
-            levels=levels[label],
-        )
-        for label, parts in by_group.items()
-    ]
+    units = {label: [each.structures[label].units for each in scored] for label in by_group}
+    profiles = [performance_profile(parts, thresholds, units[label]) for label, parts in by_group.items()]
     return Section(
         title,
         {},
@@ -212,9 +184,7 @@ def _section(title: str, scored: Sequence[TaskScores], settings: ReportSettings)
         tuple(numbers),
         target,
         source,
-        improvement_matrix(
-            list(by_group.values()), resamples=settings.resamples, seed=settings.seed, levels=list(levels.values())
-        ),
+        improvement_matrix(list(by_group.values()), list(units.values())),
         thresholds,
         tuple(profiles),
     )
@@ -226,36 +196,15 @@ def _numbers(
     scores: tuple[np.ndarray, ...],
     structures: Sequence[Structure],
     target: float,
-    settings: ReportSettings,
 ) -> GroupNumbers:
-    sizes = [len(part) for part in scores]
-    several = len(scores) > 1
-    estimates = bootstrap_bands(
-        np.concatenate(scores),
-        {
-            "iqm": interquartile_mean,
-            "mean": over_tasks(mean, sizes) if several else mean,
-            "median": over_tasks(median, sizes) if several else median,
-            "gap": partial(optimality_gap, target=target),
-        },
-        sizes,
-        resamples=settings.resamples,
-        seed=settings.seed,
-        levels=[each.levels for each in structures],
-    )
-    error = standard_error_over_tasks(scores, [each.levels for each in structures])
-    remarks = []
-    if max(sizes) == 1:
-        remarks.append("one seed a task: no interval" if several else "one seed: no interval")
-    elif min(sizes) < FEW:
-        few = f"{min(sizes)} {'seed' if min(sizes) == 1 else 'seeds'}{' of a task' if several else ''}"
-        remarks.append(f"{few}: interval too narrow")
-    remarks += dict.fromkeys(said for each in structures for said in each.too_few)
-    units = structures[0].units if len(structures) == 1 else ""
-    return GroupNumbers(group, expected, scores, estimates, error, "; ".join(remarks), units)
+    units = [each.units for each in structures]
+    error = standard_error_over_tasks(scores, units)
+    remarks = list(dict.fromkeys(remark for each in structures for remark in each.remarks))
+    counts = structures[0].counts if len(structures) == 1 else ""
+    return GroupNumbers(group, expected, scores, estimates(scores, units, target), error, "; ".join(remarks), counts)
 
 
-def _efficiency(task: ReportTask, common: FrameBudget, settings: ReportSettings) -> tuple[GroupNumbers, ...]:
+def _efficiency(task: ReportTask, common: FrameBudget) -> tuple[GroupNumbers, ...]:
     """Return the sample efficiency of the groups, over the same frames of training; empty if no episode can succeed."""
     rule, numbers = ScoreRule(EFFICIENCY, budget=common.budget), []
     for group in task.groups:
@@ -265,7 +214,7 @@ def _efficiency(task: ReportTask, common: FrameBudget, settings: ReportSettings)
         if known:
             scores = np.array(list(known.values()))
             source = structure([run for run in runs if run.folder in known], scores.tolist(), judged=False)
-            numbers.append(_numbers(group, group.expected, (scores,), [source], 1.0, settings))
+            numbers.append(_numbers(group, group.expected, (scores,), [source], 1.0))
         elif found:
             numbers.append(GroupNumbers(group, group.expected, remark=str(next(iter(found.values())))))
     return tuple(numbers)
@@ -313,8 +262,7 @@ def _over_tasks(scored: Sequence[TaskScores], settings: ReportSettings) -> tuple
                 notes.append(f"{title} is not in the numbers over tasks: {_no_range(high)}")
                 continue
             scores = {label: (part - low) / (high - low) for label, part in each.scores.items()}
-            structures = {label: part.scaled(low, high) for label, part in each.structures.items()}
-            normalized.append(TaskScores(each.task, scores, structures))
+            normalized.append(TaskScores(each.task, scores, each.structures))
             ranges.append(f"{title}: 0 is {low:.4g}, 1 is {high:.4g}")
         if len(normalized) > 1:
             titles = ", ".join(each.task.title for each in normalized)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import Band, bootstrap_bands
 from llmrl.analysis.groups import Group
-from llmrl.analysis.resampling_levels import clusters_of
+from llmrl.analysis.intervals import Band, mean_interval
+from llmrl.analysis.replication import units_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
-from llmrl.analysis.statistics import Levels, interquartile_mean
 from llmrl.core.errors import RunFolderError
 
 GRID = 101
@@ -30,7 +29,7 @@ class Line:
     Attributes:
         label: the group's.
         places: on the axis of the curve, [n_places].
-        band: interquartile mean over the runs with 95% intervals, [n_places].
+        band: mean over the top-level units with pointwise 95% intervals, [n_places].
         runs: how many runs it is made of.
     """
 
@@ -52,8 +51,6 @@ class Curve:
 def curves_of(
     groups: Sequence[tuple[Group, Sequence[RunRecord]]],
     metrics: Sequence[str],
-    resamples: int,
-    seed: int,
     over: str = "env_steps",
     width: int | None = None,
 ) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
@@ -62,7 +59,6 @@ def curves_of(
     Args:
         groups: each group with its finished runs.
         metrics: names in `metrics.jsonl`; none: the first of `DEFAULT_CURVES` that a run has.
-        resamples, seed: of the bootstrap over runs.
         over: the axis, one of `scores.AXES`.
         width: frames of a bin, of metrics of training episodes.
     """
@@ -71,10 +67,10 @@ def curves_of(
         lines = []
         about = []
         for group, runs in groups:
-            found, clusters, lacking = _series_of(runs, metric, over, width)
+            found, units, lacking = _series_of(runs, metric, over, width)
             about += [f"Curve of {metric}, {group.shown}: {why}." for why in lacking]
             if found:
-                line = _line(group.label, found, clusters, resamples, seed)
+                line = _line(group.label, found, units)
                 if line is None:
                     about.append(
                         f"Curve of {metric}, {group.shown}: no stretch of {AXES[over][1]} is covered by all its runs."
@@ -125,14 +121,12 @@ def _series_of(
         else:
             without.append(run.seed)
     lacking = [f"seed {', '.join(map(str, without))} logged none"] if without else []
-    return found, clusters_of(having), lacking + damaged
+    return found, units_of(having), lacking + damaged
 
 
-def _line(label: str, runs: Sequence[Series], clusters: list[object], resamples: int, seed: int) -> Line | None:
+def _line(label: str, runs: Sequence[Series], units: list[object]) -> Line | None:
     common = on_common_grid(runs)
     if common is None:
         return None
     grid, values = common
-    levels = [Levels(clusters)]
-    bands = bootstrap_bands(values, {"": interquartile_mean}, resamples=resamples, seed=seed, levels=levels)
-    return Line(label, grid, bands[""], len(runs))
+    return Line(label, grid, mean_interval(values, units), len(runs))

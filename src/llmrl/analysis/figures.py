@@ -129,7 +129,7 @@ def _figures(
         if f"curve_{curve.metric}" in without:
             continue
         caption = (
-            f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only "
+            f"{curve.metric} over {AXES[curve.over][1]}: mean over the runs of a group with pointwise 95% bands, only "
             "where all of its runs have values."
         )
         if curve.metric == OBJECTIVE and online_performance(section, report.settings):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.groups import ALONE, Group, ReportTask
-from llmrl.analysis.resampling_levels import clusters_of
+from llmrl.analysis.replication import units_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.statistics import standard_error
 from llmrl.analysis.table_format import NOTHING, ReportTable
@@ -88,7 +88,7 @@ def played_by(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> Fina
             continue
         over_runs = learned or carried
         scores = np.array([part.mean() for part in parts]) if over_runs else np.concatenate(parts)
-        error = standard_error(scores, clusters_of(written) if over_runs else None)
+        error = standard_error(scores, units_of(written) if over_runs else None)
         means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
     typed = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
     about = results[0].get("agent")

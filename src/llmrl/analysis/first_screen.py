@@ -1,8 +1,9 @@
 """What TensorBoard shows first of a sweep: one run a group, its mean over seeds with a band, and the link to just that.
 
 TensorBoard knows neither groups nor intervals. So a group's mean is written as a run of its own, `mean/<group>`, beside
-the sweep's run folders; the ends of its 95% interval are two more, which have the colour of the mean. The parameters of
-the link are those of TensorBoard's time series page: `runFilter`, `tagFilter`, `runColorGroup` and `smoothing`.
+the sweep's run folders; the ends of its 95% interval, if it has one, are two more, which have the colour of the mean.
+The parameters of the link are those of TensorBoard's time series page: `runFilter`, `tagFilter`, `runColorGroup` and
+`smoothing`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from urllib.parse import quote, urlencode
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import bootstrap_bands
 from llmrl.analysis.curves import on_common_grid
 from llmrl.analysis.groups import Group, ReportTask, tasks_of
+from llmrl.analysis.intervals import mean_interval
 from llmrl.analysis.principal_scores import ANYTIME
 from llmrl.analysis.reference_lines import LINES, OBJECTIVE, references_of
-from llmrl.analysis.resampling_levels import clusters_of
+from llmrl.analysis.replication import units_of
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import Levels, mean
+from llmrl.analysis.statistics import mean
 from llmrl.analysis.story.story import short_names
 from llmrl.core.atomic_files import remove
 from llmrl.core.privacy import OWNER_ONLY, kept_private
@@ -42,7 +43,6 @@ MOST_BANDS = 3
 """Groups up to which the link shows bands: more of them hide the means."""
 SMOOTHING = 0.6
 """Of TensorBoard, in [0, 1): the measurements stay behind it, fainter."""
-RESAMPLES = 1_000
 PORT = 6006
 
 Points = dict[int, dict[str, float]]
@@ -148,7 +148,7 @@ def _means(group: Group) -> tuple[Points, Points, Points]:
                 if "/" in metric and not metric.startswith("time/") and known.any():
                     told[kind, metric].append((places[known], values[known]))
     points: tuple[Points, Points, Points] = (defaultdict(dict), defaultdict(dict), defaultdict(dict))
-    levels = [Levels(clusters_of(group.runs))]
+    units = units_of(group.runs)
     for (kind, metric), series in told.items():
         tag = tag_of(kind, metric)
         common = on_common_grid(series) if tag is not None and len(series) == len(group.runs) else None
@@ -158,7 +158,7 @@ def _means(group: Group) -> tuple[Points, Points, Points]:
         if not tag.startswith(COMPARE):
             curves = [mean(values)]
         else:
-            band = bootstrap_bands(values, {"": mean}, resamples=RESAMPLES, levels=levels)[""]
+            band = mean_interval(values, units)
             curves = [band.estimate, band.low, band.high]
         for found, curve in zip(points, curves, strict=False):
             for place, value in zip(places, curve, strict=True):

@@ -8,30 +8,28 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import Band
-from llmrl.analysis.crossed_bootstrap import Factors, difference, improvement, mean_band, paired, stays_above
 from llmrl.analysis.curves import on_common_grid
 from llmrl.analysis.groups import Group, scripted_notes
+from llmrl.analysis.intervals import Band, difference_interval, improvement, is_paired, mean_interval
+from llmrl.analysis.multiple_comparisons import SIGNIFICANCE, holm, p_value
 from llmrl.analysis.principal_scores import (
     ANYTIME,
     ANYTIME_ERROR,
+    MEASUREMENTS,
     ONLINE,
     RECOMMENDATION,
     principal_scores,
     score_notes,
 )
 from llmrl.analysis.reference_lines import OBJECTIVE, ReferenceLine
-from llmrl.analysis.resampling_levels import pretrainings_of
+from llmrl.analysis.replication import pretrainings_of, units_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
+from llmrl.analysis.statistics import Interval
 from llmrl.analysis.study_captions import figure_caption, online_figure_caption
 from llmrl.analysis.study_settings import StudyResult, StudySettings
+from llmrl.analysis.study_tables import curves_table, published_table, recommendations_table, time_tables
 from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
-from llmrl.analysis.time_to_solution import SolutionTimes, solution_level, solution_times, times_table
-
-_CURVE_RESAMPLES = 2_000
-_MEASUREMENTS = "measurements"
-"""Counter of the curves of recommendations."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,8 @@ class GroupTrace:
         shown: its display name.
         group: the group.
         scores, score: scores of its runs, [n_runs], and their mean with its interval.
-        factors: factors that its runs share.
+        units: label of the top-level unit of each run.
+        seeds: seed of each run.
         pretrainings: number of different pre-training runs that its runs start from.
         curve: curve of the metric; None without one, or for a group that is drawn as a line.
         anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
@@ -73,7 +72,8 @@ class GroupTrace:
     group: Group
     scores: np.ndarray
     score: Band
-    factors: Factors
+    units: Sequence[object]
+    seeds: Sequence[int]
     pretrainings: int
     curve: GroupCurve | None = None
     anytime: GroupCurve | None = None
@@ -94,6 +94,8 @@ class Comparison:
     Attributes:
         difference: difference of their mean scores, `one` minus `other`.
         probability: probability that a run of `one` beats a run of `other`.
+        p: p-value of equal means (`multiple_comparisons.p_value`); NaN if a group has too few top-level units.
+        p_adjusted: p-value after Holm's correction for the comparisons of its family; NaN as `p`.
         since: x coordinate from which the difference of the curves (`GroupTrace.main_curve`) stays above 0 with its
             interval; None: it does not.
     """
@@ -101,20 +103,25 @@ class Comparison:
     one: GroupTrace
     other: GroupTrace
     difference: Band
-    probability: Band
+    probability: Interval
+    p: float
+    p_adjusted: float
     since: float | None
 
     @property
     def paired(self) -> bool:
         """Whether both groups start from the same pre-training runs, within which their runs were compared."""
-        return paired(self.one.factors, self.other.factors)
+        return is_paired(self.one.units, self.other.units)
 
     @property
     def verdict(self) -> str:
-        """`above`, `below`, or `unclear` if the interval of the difference includes 0, or is unknown."""
-        if float(self.difference.low) > 0:
-            return "above"
-        return "below" if float(self.difference.high) < 0 else "unclear"
+        """`above` or `below` if the adjusted p-value is below `SIGNIFICANCE`, `unclear` if it is not, and `untested` if
+        there are too few top-level units."""
+        if np.isnan(self.p_adjusted):
+            return "untested"
+        if self.p_adjusted >= SIGNIFICANCE:
+            return "unclear"
+        return "above" if float(self.difference.estimate) > 0 else "below"
 
 
 @dataclass(frozen=True)
@@ -144,8 +151,6 @@ def groups_compared(
     names: Mapping[str, str],
     finished: Sequence[tuple[Group, Sequence[RunRecord]]],
     references: Sequence[ReferenceLine],
-    resamples: int,
-    seed: int,
     width: int | None = None,
 ) -> GroupsCompared:
     """Compare the groups of a study.
@@ -155,42 +160,44 @@ def groups_compared(
         names: short names of the groups, by label.
         finished: each group with its finished runs.
         references: levels that were measured before the runs.
-        resamples, seed: number of bootstrap resamples, and root of their random numbers.
         width: bin width of metrics of training episodes, frames.
 
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    found = [
-        _trace(settings, names[group.label], group, runs, resamples, seed, width) for group, runs in finished if runs
-    ]
+    found = [_trace(settings, names[group.label], group, runs, width) for group, runs in finished if runs]
     traces = _comparable(
         sorted((trace for trace in found if trace is not None), key=lambda trace: -float(trace.score.estimate))
     )
-    comparisons = [
-        _compared(one, other, resamples, seed)
+    against = [
+        (one, other)
         for name in settings.against
         for other in traces
         if other.name == name
         for one in traces
         if one.name not in settings.against[: settings.against.index(name) + 1]
     ]
+    by_name = {trace.name: trace for trace in traces}
+    pairs = [(by_name[one], by_name[other]) for one, other in settings.pairs if one in by_name and other in by_name]
+    comparisons = [*_compared(against), *_compared(pairs)]
+    absent = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
     unit = settings.unit or settings.metric or "result"
     shown = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
     anytime = any(trace.anytime is not None for trace in traces)
-    axis = AXES[_MEASUREMENTS if anytime else settings.over][1]
+    axis = AXES[MEASUREMENTS if anytime else settings.over][1]
     tables = [_scores(settings, traces, shown, unit)]
-    tables += [_published(settings, unit)] if settings.published else []
-    tables += _times(settings, traces, shown, unit)
+    tables += [published_table(settings, unit)] if settings.published else []
+    tables += time_tables(settings, traces, shown, unit)
     tables += [_comparisons(comparisons, axis)] if comparisons else []
-    tables += [_curves("study_curves", {trace.shown: trace.curve for trace in traces}, settings.over)]
+    tables += [curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.over)]
     if anytime:
-        tables += [_curves("study_anytime", {trace.shown: trace.anytime for trace in traces}, _MEASUREMENTS)]
-        tables += [_recommendations(traces)]
+        tables += [curves_table("study_anytime", {trace.shown: trace.anytime for trace in traces}, MEASUREMENTS)]
+        tables += [recommendations_table(traces)]
     recommended = {trace.shown: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
     online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
     sentences = (
         *_sentences(comparisons, unit),
+        *([f"Not compared, because one has no finished run: {'; '.join(absent)}."] if absent else []),
         *score_notes(recommended, online),
         *scripted_notes(trace.group for trace in traces),
     )
@@ -206,8 +213,6 @@ def _trace(
     name: str,
     group: Group,
     runs: Sequence[RunRecord],
-    resamples: int,
-    seed: int,
     width: int | None,
 ) -> GroupTrace | None:
     curves = _series_of(settings, runs, width)
@@ -221,36 +226,35 @@ def _trace(
         if len(results) < len(runs):
             return None
         scores = np.array(results)
-    factors = Factors.of(runs)
-    score = mean_band(scores, factors, resamples=resamples, seed=seed)
-    trace = GroupTrace(name, group.display_name(name), group, scores, score, factors, pretrainings_of(runs))
-    few = min(resamples, _CURVE_RESAMPLES)
+    units, seeds = units_of(runs), [run.seed for run in runs]
+    score = mean_interval(scores, units)
+    trace = GroupTrace(name, group.display_name(name), group, scores, score, units, seeds, pretrainings_of(runs))
     recommended = principal_scores(runs, RECOMMENDATION) if settings.last_fraction is None else None
     online = None if recommended is None else principal_scores(runs, ONLINE)
     if online is not None:
-        trace = replace(trace, online=online, online_score=mean_band(online, factors, resamples=resamples, seed=seed))
+        trace = replace(trace, online=online, online_score=mean_interval(online, units))
     if name in settings.lines:
         return trace
     if curves is not None:
         smoothed = [(places, _smoothed(values, settings.smooth)) for places, values in curves]
-        trace = replace(trace, curve=_group_curve(smoothed, factors, few, seed))
+        trace = replace(trace, curve=_group_curve(smoothed, units))
     if online is None:
         return trace
-    anytime = [series(run.folder, ANYTIME, _MEASUREMENTS) for run in runs]
+    anytime = [series(run.folder, ANYTIME, MEASUREMENTS) for run in runs]
     if any(len(places) < 2 for places, _ in anytime):
         return trace
-    errors = [series(run.folder, ANYTIME_ERROR, _MEASUREMENTS)[1] for run in runs]
+    errors = [series(run.folder, ANYTIME_ERROR, MEASUREMENTS)[1] for run in runs]
     error = max((float(own.max()) for own in errors if len(own)), default=math.nan)
-    return replace(trace, anytime=_group_curve(anytime, factors, few, seed), evaluation_error=error)
+    return replace(trace, anytime=_group_curve(anytime, units), evaluation_error=error)
 
 
-def _group_curve(curves: Sequence[Series], factors: Factors, resamples: int, seed: int) -> GroupCurve | None:
+def _group_curve(curves: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
     """Return the curve of a group; None if no x coordinate is common to all of its runs."""
     common = on_common_grid(curves)
     if common is None:
         return None
     places, values = common
-    return GroupCurve(places, values, mean_band(values, factors, resamples=resamples, seed=seed))
+    return GroupCurve(places, values, mean_interval(values, units))
 
 
 def _comparable(traces: Sequence[GroupTrace]) -> list[GroupTrace]:
@@ -277,14 +281,24 @@ def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def _compared(one: GroupTrace, other: GroupTrace, resamples: int, seed: int) -> Comparison:
-    scores = (one.scores, other.scores, one.factors, other.factors)
-    apart = difference(*scores, resamples=resamples, seed=seed)
-    probability = improvement(*scores, resamples=resamples, seed=seed)
-    return Comparison(one, other, apart, probability, _since(one, other, resamples, seed))
+def _compared(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
+    """Compare pairs of groups; p-values are adjusted for the number of pairs."""
+    p = [p_value(one.scores, other.scores, one.units, other.units) for one, other in family]
+    return [
+        Comparison(
+            one,
+            other,
+            difference_interval(one.scores, other.scores, one.units, other.units),
+            improvement([one.scores], [other.scores], [one.units], [other.units]),
+            own,
+            adjusted,
+            _since(one, other),
+        )
+        for (one, other), own, adjusted in zip(family, p, holm(p), strict=True)
+    ]
 
 
-def _since(one: GroupTrace, other: GroupTrace, resamples: int, seed: int) -> float | None:
+def _since(one: GroupTrace, other: GroupTrace) -> float | None:
     """Return from where on a curve stays above the other, or its level, to the end of the shorter one; else None."""
     ours, theirs = one.main_curve, other.main_curve
     if ours is None:
@@ -298,15 +312,31 @@ def _since(one: GroupTrace, other: GroupTrace, resamples: int, seed: int) -> flo
     else:
         places, levels = ours.places, np.tile(other.scores, (len(ours.places), 1))
     values = ours.values[np.isin(ours.places, places)]
-    few = min(resamples, _CURVE_RESAMPLES)
-    apart = difference(values, levels, one.factors, other.factors, resamples=few, seed=seed)
+    apart = difference_interval(values, levels, one.units, other.units)
     return stays_above(places, apart.low)
+
+
+def stays_above(places: np.ndarray, low: np.ndarray) -> float | None:
+    """Return the first of `places` [n] from which on `low` [n] is above zero up to the end; None if it is not there at
+    the end.
+
+    >>> stays_above(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
+    3.0
+    """
+    below = np.flatnonzero(~(low > 0))
+    first = 0 if len(below) == 0 else int(below[-1]) + 1
+    return float(places[first]) if first < len(places) else None
 
 
 def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     """Return sentences on which groups are above or below others, and by how much, one for each verdict."""
     said = []
-    words = {"above": "Above", "below": "Below", "unclear": "Not told apart from"}
+    words = {
+        "above": "Above",
+        "below": "Below",
+        "unclear": "No difference shown from",
+        "untested": "Too few units to compare with",
+    }
     for other in dict.fromkeys(each.other.name for each in comparisons):
         own = [each for each in comparisons if each.other.name == other]
         form = NumberFormat(np.array([float(each.difference.estimate) for each in own] + [0.0]))
@@ -327,7 +357,7 @@ def _signed(band: Band, form: NumberFormat) -> str:
     return sign + _interval(band, form)
 
 
-def _interval(band: Band, form: Callable[[float], str]) -> str:
+def _interval(band: Band | Interval, form: Callable[[float], str]) -> str:
     return with_interval(float(band.estimate), float(band.low), float(band.high), form)
 
 
@@ -360,75 +390,28 @@ def _scores(
     return ReportTable("study_scores", caption, data, columns, rows)
 
 
-def _published(settings: StudySettings, unit: str) -> ReportTable:
-    """Return the table of published results, which are of other agents and budgets than the runs."""
-    ordered = sorted(settings.published.items(), key=lambda item: -item[1])
-    rows = [[name, f"{value:g}"] for name, value in ordered]
-    notes = [settings.source] if settings.source else []
-    caption = f"Published results ({unit}), of other agents and budgets"
-    data: list[list[object]] = [["group", "published"], *([name, value] for name, value in ordered)]
-    return ReportTable("study_published", caption, data, ["group", "published"], rows, notes=notes)
-
-
-def _times(
-    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
-) -> list[ReportTable]:
-    """Return the table of times to solution; empty without a best known value, a level of no mechanism, or curves of
-    recommendations."""
-    measured = [line.value for line in references if line.line == "no_mechanism"]
-    # Several values are those of different groups.
-    levels = measured if len(measured) == 1 else []
-    levels += [float(trace.score.estimate) for name in settings.lines for trace in traces if trace.name == name]
-    if settings.best_known is None or not levels:
-        return []
-    level = solution_level(levels[0], settings.best_known)
-    every: list[SolutionTimes] = [
-        solution_times(trace.shown, trace.anytime.places, trace.anytime.values, level)
-        for trace in traces
-        if trace.anytime is not None
-    ]
-    return [times_table(every, level, unit)] if every else []
-
-
 def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
     form = NumberFormat(np.array([float(each.difference.estimate) for each in comparisons] + [0.0]))
-    columns = ["group", "against", "difference", "probability of a better run"]
+    columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
     known = any(each.since is not None for each in comparisons)
     columns += [f"above from ({axis})"] if known else []
-    data: list[list[object]] = [
-        ["group", "against", "difference", "low", "high", "probability", "p_low", "p_high", "since", "paired"]
-    ]
+    header = ["group", "against", "difference", "low", "high", "probability", "probability_low", "probability_high"]
+    data: list[list[object]] = [[*header, "since", "paired", "p", "p_adjusted"]]
     rows = []
     for each in comparisons:
         since = NOTHING if each.since is None else f"{each.since:,.0f}"
-        cells = [_signed(each.difference, form), _interval(each.probability, "{:.2f}".format)]
+        cells = [_signed(each.difference, form), _p(each.p), _p(each.p_adjusted)]
+        cells += [_interval(each.probability, "{:.2f}".format)]
         cells += [since] if known else []
         rows.append([each.one.shown, each.other.shown, *cells])
         numbers = [float(x) for x in (each.difference.estimate, each.difference.low, each.difference.high)]
         numbers += [float(x) for x in (each.probability.estimate, each.probability.low, each.probability.high)]
-        data.append([each.one.shown, each.other.shown, *numbers, each.since, each.paired])
+        data.append([each.one.shown, each.other.shown, *numbers, each.since, each.paired, each.p, each.p_adjusted])
     how = "paired by pre-training run" if any(each.paired for each in comparisons) else "of independent runs"
-    caption = f"The comparisons that were planned, {how}: 95% intervals, not corrected for their number"
+    caption = f"Planned comparisons, {how}: 95% intervals, p-values, and p-values adjusted by Holm's method"
     return ReportTable("study_comparisons", caption, data, columns, rows, texts=2)
 
 
-def _curves(name: str, curves: Mapping[str, GroupCurve | None], over: str) -> ReportTable:
-    """Return a table of curves by display name of their groups, which is written as a file only."""
-    data: list[list[object]] = [["group", over, "mean", "low", "high"]]
-    for group, curve in curves.items():
-        if curve is not None:
-            points = zip(curve.places, curve.band.estimate, curve.band.low, curve.band.high, strict=True)
-            data += [[group, *point] for point in points]
-    return ReportTable(name, "Curves of a figure of the study", data)
-
-
-def _recommendations(traces: Sequence[GroupTrace]) -> ReportTable:
-    """Return the table of the recommendations of each run, which is written as a file only."""
-    data: list[list[object]] = [["group", "run", "seed", _MEASUREMENTS, "objective"]]
-    for trace in traces:
-        if trace.anytime is None:
-            continue
-        for i, seed in enumerate(trace.factors.seeds):
-            points = zip(trace.anytime.places, trace.anytime.values[:, i], strict=True)
-            data += [[trace.shown, i, seed, *point] for point in points]
-    return ReportTable("study_recommendations", "Recommendations of each run", data)
+def _p(p: float) -> str:
+    """Return a p-value as text; `-` if there is none."""
+    return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

@@ -111,7 +111,7 @@ def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
             end.label,
             xy=(1.0, share) if end.x is None else (end.x, end.y),
             xycoords="axes fraction" if end.x is None else "data",
-            xytext=(1.035, place),
+            xytext=(1.045, place),
             textcoords="axes fraction",
             fontsize=_FONT_SIZE,
             color="#222222",
@@ -122,6 +122,7 @@ def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
                 "color": end.color,
                 "linewidth": 0.8,
                 "alpha": 0.6,
+                "relpos": (0.0, 0.5),  # the left end of the text
                 "shrinkA": 1,
                 "shrinkB": 1,
             },

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import Band
-from llmrl.analysis.crossed_bootstrap import Factors, mean_band
-from llmrl.analysis.resampling_levels import pretrainings_of
+from llmrl.analysis.intervals import Band, mean_interval
+from llmrl.analysis.replication import pretrainings_of, units_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.study_settings import StudyResult, StudySettings
 from llmrl.analysis.table_format import NumberFormat, ReportTable, with_interval
@@ -53,7 +52,7 @@ class Landscape(StudyResult):
         return found
 
 
-def landscape(settings: StudySettings, runs: Sequence[RunRecord], resamples: int, seed: int) -> Landscape:
+def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
     """Return the landscape that finished runs of `principal=listed` have measured, all of them the same settings.
 
     Raises:
@@ -70,7 +69,7 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord], resamples: int
         raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is none of the numbers {', '.join(names)}")
     vectors = np.array([[value for _, value in setting] for setting in first])
     values = np.array([[found[setting] for found in measured] for setting in first])
-    band = mean_band(values, Factors.of(runs), resamples=resamples, seed=seed)
+    band = mean_interval(values, units_of(runs))
     pretrainings = pretrainings_of(runs)
     basis = f"{len(runs)} runs" + (f" of {pretrainings} pre-trained societies" if pretrainings else "")
     unit = settings.unit or "objective"
@@ -85,6 +84,7 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord], resamples: int
         said += f" (the best by one half of the runs, measured by the other half: {form(honest)})"
     if len(nothing):
         said += f"; no mechanism brings {_interval(band, int(nothing[0]), form)}"
+    if len(nothing) and np.isfinite(band.low).all():
         better = int((band.low > band.high[nothing[0]]).sum())
         worse = int((band.high < band.low[nothing[0]]).sum())
         said += f". Of the others {better} are better than none and {worse} worse, with intervals that do not touch"
@@ -148,7 +148,7 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
     data += [[*vectors[i], band.estimate[i], band.low[i], band.high[i]] for i in range(len(vectors))]
     return ReportTable(
         "study_landscape",
-        f"{unit} under {len(vectors)} settings, mean over {basis} with 95% bootstrap intervals",
+        f"{unit} under {len(vectors)} settings, mean over {basis} with 95% intervals",
         data,
         [*(names[k] for k in varied), unit, "rank"],
         rows,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import describe_difference
+from llmrl.analysis.intervals import describe_difference
 from llmrl.core.spaces import EnvSpec
 
 Row = Mapping[str, float | None]
@@ -25,13 +25,12 @@ def reference(names: Sequence[str]) -> str:
     return "none" if "none" in names else names[0]
 
 
-def differences(entries: Sequence[Entry], paired: bool, seed: int, independent: bool) -> list[dict[str, Any]]:
+def differences(entries: Sequence[Entry], paired: bool, independent: bool) -> list[dict[str, Any]]:
     """How far each mechanism is above the reference, column by column.
 
     Args:
         entries: what was found under each.
         paired: episodes of the same number met the same circumstances.
-        seed: of the bootstrap.
         independent: whether episodes are; else nobody knows how far to trust a difference.
 
     Returns:
@@ -52,7 +51,7 @@ def differences(entries: Sequence[Entry], paired: bool, seed: int, independent: 
             else:
                 x, y = x[~np.isnan(x)], y[~np.isnan(y)]
             if len(x) and len(y):
-                rows[name] = describe_difference(x, y, paired, seed, independent)
+                rows[name] = describe_difference(x, y, paired, independent)
         found.append({"name": each["name"], "reference": against["name"], "table": rows})
     return found
 

@@ -109,8 +109,4 @@ def remarks_of(section: Section) -> list[str]:
 
 def _equal(numbers: GroupNumbers, key: str, other: str) -> bool:
     one, two = numbers.estimates[key], numbers.estimates[other]
-    return bool(
-        np.allclose(
-            [one.estimate, one.low, one.high], [two.estimate, two.low, two.high], rtol=1e-9, atol=1e-12, equal_nan=True
-        )
-    )
+    return bool(np.isclose(one.estimate, two.estimate, rtol=1e-9, atol=1e-12))

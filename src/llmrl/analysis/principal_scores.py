@@ -19,6 +19,8 @@ ANYTIME = "recommendation/objective"
 """Metric of the recommendation from the first measurements of a run, over the counter `measurements`."""
 ANYTIME_ERROR = "recommendation/standard_error"
 """Metric of its standard error."""
+MEASUREMENTS = "measurements"
+"""Counter of these metrics."""
 SCORES_NOTE = (
     "The recommendation, the mechanism that a principal selects after its last measurement, is evaluated on fresh "
     "seeds; it is the result and ranks the groups. Online performance is the mean objective of the last fifth of the "

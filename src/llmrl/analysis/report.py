@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.curves import Curve
 from llmrl.analysis.final_episodes import FinalEpisodes
 from llmrl.analysis.groups import Group
+from llmrl.analysis.intervals import Band
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.reference_lines import ReferenceLine
 from llmrl.analysis.report_settings import ReportSettings
@@ -20,8 +20,8 @@ from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.story.story import Story
 from llmrl.analysis.study_settings import StudyResult
 
-ESTIMATES = {"iqm": "IQM", "mean": "mean", "median": "median", "gap": "optimality gap"}
-"""Point estimates that have an interval, and their display names."""
+ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median", "gap": "optimality gap"}
+"""Point estimates and their display names; only the mean has an interval."""
 
 MOST_SHOWN = 12
 """Most groups in one figure or matrix."""
@@ -35,10 +35,10 @@ class GroupNumbers:
         group: the group; over several tasks, the group of the first task.
         expected: number of runs there should be.
         scores: scores of the finished runs, [n_runs] for each task; empty if the section cannot use the group.
-        estimates: the estimates of `ESTIMATES` with 95% intervals; empty without scores.
+        estimates: the estimates of `ESTIMATES`; empty without scores.
         standard_error: standard error of the mean; NaN if unknown.
-        remark: why there are no numbers or no interval, and which level has too few units; empty if nothing is wrong.
-        units: number of units at each level of the bootstrap, from the top, in words; empty over several tasks.
+        remark: why there are no numbers, no interval, or one that is too narrow; empty if nothing is wrong.
+        units: number of units at each level of replication, from the top, in words; empty over several tasks.
     """
 
     group: Group

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import llmrl
-from llmrl.analysis.aggregate import BAND_RESAMPLES
 from llmrl.analysis.figures import Drawing, drawings_of
 from llmrl.analysis.groups import scripted_notes
+from llmrl.analysis.intervals import MINIMUM_UNITS
 from llmrl.analysis.once import left_out, narrowed, remarks_of
 from llmrl.analysis.principal_scores import SCORES_NOTE
 from llmrl.analysis.reference_lines import OBJECTIVE
 from llmrl.analysis.report import ESTIMATES, Report, Section
 from llmrl.analysis.report_tables import online_performance, slugs, tables_of
-from llmrl.analysis.resampling_levels import FEW
 from llmrl.analysis.story.talks import VIDEO_BYTES, Exchange, StoryVideo
 from llmrl.analysis.story.timeline_figure import timeline_drawing
 from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
@@ -213,22 +212,19 @@ def counted(report: Report) -> str:
 def method(report: Report) -> list[str]:
     """What the numbers mean, line by line."""
     settings = report.settings
-    bands = min(settings.resamples, BAND_RESAMPLES)
     lines = [
         f"A run's score is {settings.rule}. Higher is taken to be better. Only finished runs count.",
         "Runs that differ in their seed alone, or in the seed of the pre-training run that they begin with, are a "
         "group; there should be one for every seed that any group of the task has.",
-        f"Intervals are 95% percentile bootstrap intervals: {settings.resamples:,} resamples of a group's runs (seed "
-        f"{settings.seed}). With few runs they cover less than they say, about 75% with 3 runs, 83 to 89% with 5, 90 "
-        f"to 93% with 10 (normal scores); below {FEW} runs the table says so. One run has no interval.",
-        "The bootstrap is hierarchical: pre-training runs are resampled, runs within each, and for scores that are the "
-        "runs' own results societies and episodes within each. The remark says which level has too few.",
+        "Intervals of means are 95% Student t intervals over pre-training runs, if the runs name any, else over "
+        "runs; the scores of the runs of one pre-training run are averaged first. With fewer than "
+        f"{MINIMUM_UNITS} of these there is no interval.",
         "IQM, the interquartile mean, is the mean of the middle half: a quarter of the runs, rounded down, is dropped "
-        "at either end. With fewer than four runs it is the mean.",
+        "at either end. With fewer than four runs it is the mean. IQM, median and optimality gap have no interval.",
         "The optimality gap is the mean shortfall below a target; what lies above it does not make up for it.",
         "The probability of improvement is how often a run of one group beats a run of the other, ties counting half. "
-        "Its interval resamples both groups.",
-        f"Profiles and curves have pointwise bands from {bands:,} resamples. Curves are the IQM over a group's "
+        "Its interval is Newcombe's; runs that share a pre-training run have none.",
+        "Profiles have pointwise Wilson intervals, curves pointwise t intervals. Curves are the mean over a group's "
         "finished runs; where these logged at different places, values in between are interpolated linearly, and only "
         "places that all of them cover are drawn.",
     ]
@@ -245,9 +241,9 @@ def method(report: Report) -> list[str]:
     if any(section.over_tasks for section in report.sections):
         lines.append(
             "Over tasks, scores are normalised within each task, so that 0 is the worst and 1 the best of all finished "
-            "runs there; these two are taken as given by the bootstrap, which resamples the runs of each task by "
-            "themselves. Mean and median are of the tasks' means; IQM and optimality gap are over all runs, so that a "
-            "task with more runs weighs more; the probability of improvement is averaged over tasks."
+            "runs there; intervals take these two as known. Mean and median are of the tasks' means; IQM and "
+            "optimality gap are over all runs, so that a task with more runs weighs more; the probability of "
+            "improvement is averaged over tasks."
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""Settings of a report: what is a score, which curves are drawn, and how intervals are resampled."""
+"""Settings of a report: what is a score, which curves are drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class ReportSettings:
         target: score from which the optimality gap is measured; None: the mean of the best group.
         curves: metrics to draw; empty: the main objective of each task.
         over: x axis of the curves, one of `scores.AXES`.
-        resamples, seed: number of bootstrap resamples, and root of their random numbers.
         width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
         budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
         study: presentation of a study; None: the settings of its newest run.
@@ -27,8 +26,6 @@ class ReportSettings:
     target: float | None = None
     curves: tuple[str, ...] = ()
     over: str = "env_steps"
-    resamples: int = 10_000
-    seed: int = 0
     width: int | None = None
     budget: int | None = None
     study: StudySettings | None = None

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.final_episodes import players_table
 from llmrl.analysis.groups import Group
+from llmrl.analysis.intervals import Band
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.once import differing, estimates_shown
 from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
@@ -129,7 +129,7 @@ def comparable_references(section: Section, report: Report) -> tuple[ReferenceLi
 
 def efficiency(section: Section, name: str) -> ReportTable:
     """Return the table of the sample efficiency of each group."""
-    form, keys = NumberFormat(np.concatenate([n.pooled for n in section.efficiency])), ("iqm", "mean")
+    form, keys = NumberFormat(np.concatenate([n.pooled for n in section.efficiency])), ("mean", "iqm")
     shown = [key for key in keys if key in differing(section.efficiency, ("mean", "iqm"))]
     data: list[list[object]] = [["group", "runs", *(f"{key}{end}" for key in keys for end in ("", "_low", "_high"))]]
     rows = []
@@ -141,7 +141,7 @@ def efficiency(section: Section, name: str) -> ReportTable:
         data.append([n.group.shown, len(n.pooled), *(x for each in numbers for x in each)])
     return ReportTable(
         f"{name}_efficiency",
-        f"{section.title}: sample efficiency (mean success over the frames of training), with 95% bootstrap intervals",
+        f"{section.title}: sample efficiency (mean success over the frames of training), with 95% intervals",
         data,
         ["group", "runs", *(ESTIMATES[key] for key in shown), "s.e.", "remark"],
         rows,
@@ -262,7 +262,7 @@ def _profiles(section: Section, name: str) -> list[ReportTable]:
 def _curve(section: Section, name: str, index: int) -> ReportTable:
     curve = section.curves[index]
     shown = {n.group.label: n.group.shown for n in section.numbers}
-    data: list[list[object]] = [["group", "runs", curve.over, "iqm", "low", "high"]]
+    data: list[list[object]] = [["group", "runs", curve.over, "mean", "low", "high"]]
     for line in curve.lines:
         columns = zip(line.places, line.band.estimate, line.band.low, line.band.high, strict=True)
         data += [[shown[line.label], line.runs, *cells] for cells in columns]

@@ -2,36 +2,17 @@
 
 Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment, on one task or
 several. Definitions are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
-Precipice", arXiv 2108.13264, and of the paper's library, rliable. Bootstrap intervals are in
-`llmrl.analysis.bootstrap`.
+Precipice", arXiv 2108.13264, and of the paper's library, rliable. Intervals are in
+`llmrl.analysis.intervals`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-Statistic = Callable[[np.ndarray], np.ndarray]
-"""[..., n_runs] -> [...]."""
-
-
-@dataclass(frozen=True)
-class Levels:
-    """The levels at which the runs of one task are resampled in a hierarchical bootstrap.
-
-    Attributes:
-        clusters: label of what each run shares with others, such as a pre-training run, [n_runs]. A resample draws
-            labels with replacement, then runs within each label. None: all runs are independent.
-        within: for each run, the episode values of each of its societies; the run's score is the mean over societies of
-            the mean over their episodes. A resample draws societies, then episodes within each. None, for all runs or
-            for one: only scores are known.
-    """
-
-    clusters: Sequence[object] | None = None
-    within: Sequence[Sequence[np.ndarray] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,22 +38,32 @@ def median(scores: np.ndarray) -> np.ndarray:
     return np.asarray(np.median(checked(scores), axis=-1))
 
 
-def standard_error(scores: np.ndarray, clusters: Sequence[object] | None = None) -> np.ndarray:
-    """Return the standard error of the mean, std(ddof=1) / sqrt(n_runs), [..., n_runs] -> [...]; NaN for one run.
+def unit_means(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
+    """Return the mean score of each top-level unit, [..., n_runs] -> [..., n_units], units in order of appearance.
 
-    With `clusters` (labels, [n_runs]), runs of one label may be correlated. It is then the cluster-robust (CR1)
-    standard error of a constant, Cameron & Miller (2015), equation 10. A single cluster is treated as no clusters.
+    Args:
+        scores: scores [..., n_runs].
+        units: label of the unit of each run, such as its pre-training run, [n_runs]; None: each run is a unit.
+
+    Raises:
+        ValueError: there are no scores, one is not a finite number, or there are more or fewer labels than runs.
     """
     scores = checked(scores)
-    n_runs = scores.shape[-1]
-    if n_runs == 1:
-        return np.full(scores.shape[:-1], np.nan)
-    members = [] if clusters is None else members_of(clusters)
-    if len(members) in (0, 1, n_runs):
-        return np.asarray(scores.std(axis=-1, ddof=1) / np.sqrt(n_runs))
-    centred = scores - scores.mean(axis=-1, keepdims=True)
-    sums = np.stack([centred[..., indices].sum(axis=-1) for indices in members])
-    return np.asarray(np.sqrt((sums**2).sum(axis=0) * len(members) / (len(members) - 1)) / n_runs)
+    if units is None:
+        return scores
+    if len(units) != scores.shape[-1]:
+        raise ValueError(f"{len(units)} unit labels for {scores.shape[-1]} scores")
+    return np.stack([scores[..., indices].mean(axis=-1) for indices in members_of(units)], axis=-1)
+
+
+def standard_error(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
+    """Return the standard error of the mean of unit means, std(ddof=1) / sqrt(n_units), [..., n_runs] -> [...]; NaN
+    for one unit. `units` as for `unit_means`."""
+    means = unit_means(scores, units)
+    n_units = means.shape[-1]
+    if n_units == 1:
+        return np.full(means.shape[:-1], np.nan)
+    return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units))
 
 
 def standard_error_of_mean(scores: np.ndarray) -> float | None:
@@ -100,23 +91,9 @@ def optimality_gap(scores: np.ndarray, target: float) -> np.ndarray:
     return np.asarray(target - np.minimum(checked(scores), target).mean(axis=-1))
 
 
-def over_tasks(statistic: Statistic, sizes: Sequence[int]) -> Statistic:
-    """Return `statistic` applied to the means of tasks, so that each task counts once, whatever its number of runs.
-
-    The last axis of its scores must hold `sizes[k]` runs of task k, one task after another.
-    """
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-
-    def of_means(scores: np.ndarray) -> np.ndarray:
-        return statistic(np.add.reduceat(checked(scores), starts, axis=-1) / np.asarray(sizes))
-
-    return of_means
-
-
-def standard_error_over_tasks(tasks: Sequence[np.ndarray], levels: Sequence[Levels] | None = None) -> float:
-    """Return the standard error of the mean of task means, from each task's scores [n_runs]; NaN with a lone run."""
-    levels = [Levels()] * len(tasks) if levels is None else levels
-    errors = [standard_error(scores, each.clusters) for scores, each in zip(tasks, levels, strict=True)]
+def standard_error_over_tasks(tasks: Sequence[np.ndarray], units: Sequence[Sequence[object] | None]) -> float:
+    """Return the standard error of the mean of task means, from each task's scores [n_runs]; NaN with a lone unit."""
+    errors = [standard_error(scores, labels) for scores, labels in zip(tasks, units, strict=True)]
     return float(np.sqrt(sum(error**2 for error in errors)) / len(tasks))
 
 

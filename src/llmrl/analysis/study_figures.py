@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.figures import REFERENCES, Drawing, new_figure, styled
 from llmrl.analysis.group_comparison import GroupCurve, GroupsCompared, GroupTrace
 from llmrl.analysis.group_styles import LineEnd, group_styles, label_line_ends, level_style, sparse_markers
+from llmrl.analysis.intervals import Band
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.study_settings import StudyResult

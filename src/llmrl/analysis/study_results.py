@@ -16,8 +16,6 @@ def study_of(
     task: ReportTask,
     finished: Sequence[tuple[Group, Sequence[RunRecord]]],
     references: Sequence[ReferenceLine],
-    resamples: int,
-    seed: int,
     width: int | None = None,
     settings: StudySettings | None = None,
 ) -> StudyResult | None:
@@ -27,7 +25,6 @@ def study_of(
         task: the groups.
         finished: each with its finished runs.
         references: levels that were measured before the runs.
-        resamples, seed: of the bootstrap.
         width: frames of a bin, of metrics of training episodes.
         settings: how it is shown; None: as the newest run says.
 
@@ -39,5 +36,5 @@ def study_of(
     if settings is None or not runs:
         return None
     if settings.map is not None:
-        return landscape(settings, runs, resamples, seed)
-    return groups_compared(settings, names_of(task), finished, references, resamples, seed, width)
+        return landscape(settings, runs)
+    return groups_compared(settings, names_of(task), finished, references, width)

@@ -32,6 +32,7 @@ class StudySettings:
         smooth: number of consecutive values of a run that are averaged for each point of its curve.
         last_fraction: share of a run's values, from the end, whose mean is its score; None: the run's result.
         against: values of the swept key with which all others are compared.
+        pairs: pairs of values of the swept key, `[one, other]`, that are also compared.
         lines: values of the swept key that are drawn as horizontal lines.
         map: names of the parameters on the x and y axes of heat maps, and of one with a map for each value.
         best_known: highest objective that is known, for the time to solution; None: no time to solution.
@@ -46,6 +47,7 @@ class StudySettings:
     smooth: PositiveInt = 1
     last_fraction: Annotated[float, Gt(0), Le(1)] | None = 0.2
     against: list[str] = field(default_factory=list)
+    pairs: list[Annotated[list[str], MinLen(2), MaxLen(2)]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     map: Annotated[list[str], MinLen(2), MaxLen(3)] | None = None
     best_known: float | None = None

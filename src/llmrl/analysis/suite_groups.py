@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import describe
+from llmrl.analysis.intervals import MINIMUM_UNITS, describe
+from llmrl.analysis.replication import units_of
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import ConfigError
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder_names import title
-from llmrl.run.shared_factors import PRETRAINING
 
 Results = Mapping[str, Any]
 STUDENT = "student"
@@ -75,7 +75,7 @@ def _said(key: str, value: str) -> str:
 
 
 def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """One result of several runs: each experiment is a player, with the means over its runs and 95% bootstrap intervals
+    """One result of several runs: each experiment is a player, with the means over its runs and 95% t intervals
     over them; of a single run, that run's own numbers.
 
     Args:
@@ -84,6 +84,8 @@ def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> d
     """
     first = found[0]
     others = [name for name in first["players"] if name != STUDENT]
+    records = {label: [read_run(Path(found[i]["runs"][0])) for i in members] for label, members in groups.items()}
+    units = {label: units_of(runs) for label, runs in records.items()}
     tests = []
     for k, test in enumerate(first["tests"]):
         every = [run["tests"][k] for run in found]
@@ -93,7 +95,7 @@ def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> d
             why = [every[i]["refused"][STUDENT] for i in members if STUDENT in every[i]["refused"]]
             if why:
                 refused[label] = why[0]
-            players[label] = None if why else _over_runs([every[i]["players"][STUDENT] for i in members])
+            players[label] = None if why else _over_runs([every[i]["players"][STUDENT] for i in members], units[label])
         players |= {name: test["players"][name] for name in others}
         refused = {name: refused[name] for name in players if name in refused}
         same = all(each["env"] == test["env"] for each in every)
@@ -102,7 +104,7 @@ def together(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> d
         **{key: value for key, value in first.items() if key not in ("checkpoint", "llm", "out")},
         "runs": [run for each in found for run in each["runs"]],
         "experiments": {label: [_about(found[i]) for i in members] for label, members in groups.items()},
-        "intervals": _intervals(groups, others) + _not_covered(found, groups),
+        "intervals": _intervals(groups, others),
         "players": [*groups, *others],
         "tests": tests,
     }
@@ -120,32 +122,22 @@ def _intervals(groups: Mapping[str, Sequence[int]], others: Sequence[str]) -> st
     if several:
         numbers = set(several.values())
         alike = len(numbers) == 1
-        over = f"bootstrap over {numbers.pop()} runs" if alike else "bootstrap over the runs"
+        over = f"Student t over {numbers.pop()} runs" if alike else "Student t over the runs"
         whose = "" if alike and not single else " of " + ", ".join(several if alike else map(_counted, several.items()))
-        ways.append(f"{over}{whose}; with few runs they cover less than they say")
+        ways.append(f"{over}{whose}, or over their pre-training runs; none below {MINIMUM_UNITS}")
     if single:
         whose = f" ({', '.join(single)})" if several else ""
         ways.append(f"of one agent's episodes{whose} Wilson, and of the mean over kinds Zou and Donner")
     return "95%, " + "; ".join(ways)
 
 
-def _not_covered(found: Sequence[Results], groups: Mapping[str, Sequence[int]]) -> str:
-    """Which experiments have several runs that begin with the same pre-training run."""
-    same = []
-    for label, members in groups.items():
-        begun = {tuple(read_run(Path(found[i]["runs"][0])).shared.get(PRETRAINING, ())) for i in members}
-        if len(members) > 1 and len(begun) == 1 and begun != {()}:
-            same.append(label)
-    return f"; {', '.join(same)}: 1 pre-training run, how such runs differ is not in the interval" if same else ""
-
-
 def _counted(group: tuple[str, int]) -> str:
     return f"{group[0]} ({group[1]})"
 
 
-def _over_runs(players: Sequence[Results]) -> dict[str, Any]:
+def _over_runs(players: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
     def row(found: Sequence[Results]) -> dict[str, Any]:
-        told = describe(np.array([each["success"] for each in found]))
+        told = describe(np.array([each["success"] for each in found]), units=units)
         return {
             "success": told["mean"],
             "low": told["low"],

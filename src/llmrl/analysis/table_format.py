@@ -145,9 +145,8 @@ class NumberFormat:
 
 
 def with_interval(estimate: float, low: float, high: float, form: Callable[[float], str]) -> str:
-    """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3 [-]` without an interval."""
-    bounds = f"{form(low)}, {form(high)}" if math.isfinite(low) else NOTHING
-    return f"{form(estimate)} [{bounds}]"
+    """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3` without an interval."""
+    return form(estimate) + (f" [{form(low)}, {form(high)}]" if math.isfinite(low) else "")
 
 
 def _plain(cell: object) -> object:

@@ -26,11 +26,13 @@ class SolutionTimes:
         name: display name of the group.
         times: measurements until the level was reached, [n_runs]; of other runs, all of their measurements.
         reached: whether the level was reached, [n_runs].
+        budget: largest number of measurements that was evaluated.
     """
 
     name: str
     times: np.ndarray
     reached: np.ndarray
+    budget: float
 
     @property
     def median(self) -> float | None:
@@ -41,7 +43,7 @@ class SolutionTimes:
     def text(self) -> str:
         """Median with the number of runs that reach the level; `> n` if there is no median within n measurements."""
         median, n = self.median, len(self.times)
-        time = f"> {self.times.max():,.0f}" if median is None else f"{median:,.0f}"
+        time = f"> {self.budget:,.0f}" if median is None else f"{median:,.0f}"
         return f"{time} ({self.reached.sum()} of {n} run{'' if n == 1 else 's'})"
 
 
@@ -73,7 +75,7 @@ def solution_times(name: str, places: np.ndarray, values: np.ndarray, level: flo
     """
     above = values >= level
     reached = np.asarray(above.any(axis=0))
-    return SolutionTimes(name, np.where(reached, places[above.argmax(axis=0)], places[-1]), reached)
+    return SolutionTimes(name, np.where(reached, places[above.argmax(axis=0)], places[-1]), reached, float(places[-1]))
 
 
 def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
@@ -95,10 +97,7 @@ def times_table(every: Sequence[SolutionTimes], level: float, unit: str) -> Repo
     """Return the table of times to solution, shortest first."""
     ordered = sorted(every, key=lambda each: (np.inf if each.median is None else each.median, -each.reached.mean()))
     data: list[list[object]] = [["group", "runs", "reached", "median", "measurements", "level"]]
-    data += [
-        [each.name, len(each.times), int(each.reached.sum()), each.median, float(each.times.max()), level]
-        for each in ordered
-    ]
+    data += [[each.name, len(each.times), int(each.reached.sum()), each.median, each.budget, level] for each in ordered]
     caption = (
         f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), {SHARE:.0%} of the "
         "distance from no mechanism to the best known value"

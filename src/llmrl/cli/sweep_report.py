@@ -69,8 +69,6 @@ def parser() -> argparse.ArgumentParser:
         help="frames from the beginning of training that sample efficiency is the mean over (default: as many as all "
         "runs of a task tell of)",
     )
-    p.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples (default 10000)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default 0)")
     p.add_argument("--no-figures", action="store_true", help="tables and texts only; needs no matplotlib")
     p.add_argument(
         "--explore",
@@ -103,8 +101,6 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         args.target,
         tuple(dict.fromkeys(args.curve)),
         args.over,
-        args.resamples,
-        args.seed,
         args.bin,
         args.budget,
     )

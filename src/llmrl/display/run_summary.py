@@ -178,14 +178,14 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def numbers(row: dict[str, float | None]) -> list[str]:
-    """A row of `analysis.bootstrap.describe`, as text."""
+    """A row of `analysis.intervals.describe`, as text."""
     number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
     return [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
 
 
 def interval(row: dict[str, float | None]) -> str:
-    low, high = ("-" if row[end] is None else f"{row[end]:.3f}" for end in ("low", "high"))
-    return f"{low} … {high}"
+    low, high = row["low"], row["high"]
+    return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
 def print_reached(console: Console, found: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import describe
+from llmrl.analysis.intervals import describe
 from llmrl.analysis.mechanism_comparison import differences, labels, sentences
 from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
@@ -44,10 +44,10 @@ def columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, sp
     }
 
 
-def table(measured: Columns, seed: int, independent: bool) -> dict[str, dict[str, float | None]]:
+def table(measured: Columns, independent: bool) -> dict[str, dict[str, float | None]]:
     """A row (`describe`) for each column that says anything of any episode."""
     known = {name: x[~np.isnan(x)] for name, x in measured.items()}
-    return {name: describe(x, seed=seed, independent=independent) for name, x in known.items() if len(x)}
+    return {name: describe(x, independent) for name, x in known.items() if len(x)}
 
 
 def plain(measured: Columns) -> dict[str, list[float]]:
@@ -124,7 +124,7 @@ def _entry(
         {
             "policy": name,
             "mode": mode,
-            "table": table(values, evaluation.settings.seed, not (name == "student" and evaluation.carried)),
+            "table": table(values, not (name == "student" and evaluation.carried)),
             "per_episode": plain(values),
         }
         for (name, mode), values in measured.items()
@@ -144,7 +144,7 @@ def _compared(evaluation: PlannedEvaluation, entries: Sequence[Mapping[str, Any]
     """What is only said of several mechanisms."""
     spec, objective = evaluation.parts.env.spec, evaluation.parts.objective
     column, cost = objective_column(objective), evaluation.parts.spending_cost
-    found = differences(entries, spec.deterministic, evaluation.settings.seed, not evaluation.carried)
+    found = differences(entries, spec.deterministic, not evaluation.carried)
     return {
         "paired": spec.deterministic,
         "objective": {"column": column, "formula": objective.formula, "spending_cost": cost},

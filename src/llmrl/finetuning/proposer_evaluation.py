@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import bootstrap_interval
-from llmrl.analysis.statistics import mean
+from llmrl.analysis.intervals import mean_interval
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.core.ranges import PositiveInt
@@ -99,19 +98,19 @@ def summarize(measured: State) -> dict[str, dict[str, Any]]:
         if not len(kept):
             table[name] = {"mean": None, "low": None, "high": None, "n": 0}
             continue
-        low, high = wilson(float(kept.mean()), len(kept)) if name in RATES else _bootstrap(kept)
+        low, high = wilson(float(kept.mean()), len(kept)) if name in RATES else _t_interval(kept)
         table[name] = {"mean": float(kept.mean()), "low": low, "high": high, "n": len(kept)}
     return table
 
 
 def difference(after: State, before: State) -> dict[str, dict[str, Any]]:
-    """`after` less `before`, prompt by prompt, with bootstrap intervals; over prompts where both have the measure."""
+    """`after` less `before`, prompt by prompt, with t intervals; over prompts where both have the measure."""
     table: dict[str, dict[str, Any]] = {}
     for name in MEASURES:
         gained = np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64)
         kept = gained[np.isfinite(gained)]
         if len(kept):
-            low, high = _bootstrap(kept)
+            low, high = _t_interval(kept)
             table[name] = {"mean": float(kept.mean()), "low": low, "high": high, "n": len(kept)}
         else:
             table[name] = {"mean": None, "low": None, "high": None, "n": 0}
@@ -144,6 +143,6 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return float(centre - half) if share > 0 else 0.0, float(centre + half) if share < 1 else 1.0
 
 
-def _bootstrap(scores: np.ndarray) -> tuple[float | None, float | None]:
-    interval = bootstrap_interval(scores, mean, resamples=2000)
-    return (interval.low, interval.high) if np.isfinite(interval.low) else (None, None)
+def _t_interval(scores: np.ndarray) -> tuple[float | None, float | None]:
+    band = mean_interval(scores)
+    return (float(band.low), float(band.high)) if np.isfinite(band.low) else (None, None)

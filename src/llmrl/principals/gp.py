@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
@@ -99,6 +100,23 @@ class GaussianProcessPrincipal:
             self.values.append(outcome.value)
         return {f"principal/{name}": value for name, value in self.facts.items()}
 
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the measured vectors of a context with the highest posterior means, best first, [<= n, d].
+
+        Before the first model, the order is that of the pooled estimates. No random number of the search is drawn, and
+        its state stays as it is.
+
+        Args:
+            context: index of the context; None: there are no contexts.
+            n: largest number of vectors, >= 1.
+            estimates: pooled measurements so far.
+        """
+        vectors = np.array([each.vector for each in estimates.ranked(context)]).reshape(-1, self.space.dim)
+        if len(vectors) and len(self.values) >= self.initial:
+            # Stable, so that equal means keep the order of the estimates.
+            vectors = vectors[np.argsort(-self._posterior_means(self.space.row(context), vectors), kind="stable")]
+        return vectors[:n]
+
     def state_dict(self) -> State:
         return {
             "asked": list(self.asked),
@@ -151,10 +169,27 @@ class GaussianProcessPrincipal:
                 retry_on_optimization_warning=False,
             )
             with torch.no_grad():
-                predicted, noise = float(model.posterior(found).mean.mean()), float(model.likelihood.noise.sqrt())
+                predicted, noise = (
+                    float(model.posterior(found).mean.mean()),
+                    float(model.likelihood.noise.mean().sqrt()),
+                )
         mean, scale = self._scale()
         facts = {"predicted": mean + scale * predicted, "noise": scale * noise}
         return found[:, : self.space.dim].numpy(), facts
+
+    def _posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
+        """Return the standardized posterior means, [n], of vectors [n, d] in a context."""
+        import torch
+        from botorch.utils.sampling import manual_seed
+
+        seed = self.seeds.child("recommendation").integer(row)
+        units = list(to_unit(self.space, vectors))
+        # A fit that fails is repeated from random parameters, drawn from torch's global stream.
+        with exclusive(), manual_seed(seed), torch.no_grad():
+            with torch.enable_grad():
+                model = self._fit()
+            means: np.ndarray = model.posterior(self._inputs([row] * len(units), units)).mean[:, 0].numpy()
+        return means
 
     def _kernel(self) -> Kernel:
         """A length scale for each number, and one that all contexts share: it is known for a context never seen."""
@@ -176,12 +211,12 @@ class GaussianProcessPrincipal:
         spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
         return float(values.mean()), spread if spread > 1e-12 * np.abs(values).max() else 1.0
 
-    def _inputs(self) -> torch.Tensor:
-        """Vectors told, [told, d + contexts]."""
+    def _inputs(self, rows: list[int], units: list[np.ndarray]) -> torch.Tensor:
+        """Return n points [d] of the unit cube and their contexts as inputs of the model, [n, d + contexts]."""
         import torch
 
-        contexts = np.eye(len(self.space.contexts))[self.rows] if self.space.contexts else np.zeros((len(self.rows), 0))
-        return torch.from_numpy(np.concatenate([np.array(self.vectors), contexts], axis=1))
+        contexts = np.eye(len(self.space.contexts))[rows] if self.space.contexts else np.zeros((len(rows), 0))
+        return torch.from_numpy(np.concatenate([np.array(units), contexts], axis=1))
 
     def _fit(self) -> SingleTaskGP:
         import torch
@@ -192,7 +227,9 @@ class GaussianProcessPrincipal:
         # Standardised here, not by the model: BoTorch's tolerances are absolute, in the units of its posterior.
         mean, scale = self._scale()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
-        model = SingleTaskGP(self._inputs(), values, covar_module=self._kernel(), outcome_transform=None)
+        model = SingleTaskGP(
+            self._inputs(self.rows, self.vectors), values, covar_module=self._kernel(), outcome_transform=None
+        )
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": FIT})
         return model
 
@@ -206,7 +243,7 @@ class GaussianProcessPrincipal:
         if self.acquisition == "ucb":
             return qUpperConfidenceBound(model, self.beta, sampler)
         # What was tried in the other contexts is no rival here, unless nothing was tried in this one.
-        tried = self._inputs()
+        tried = self._inputs(self.rows, self.vectors)
         own = tried[torch.tensor(self.rows) == row]
         if not len(own):
             own = tried.clone()

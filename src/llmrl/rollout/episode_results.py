@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.bootstrap import describe
+from llmrl.analysis.intervals import describe
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import judged, measures

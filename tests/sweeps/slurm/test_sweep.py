@@ -64,7 +64,7 @@ def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster,
 
     curves = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "outputs"))
     curves.Reload()
-    compared = {name for name, tags in curves.Runs().items() if "Compare/objective" in tags["scalars"]}
+    compared = {name for name, tags in curves.Runs().items() if "Compare/2_online_objective" in tags["scalars"]}
     groups = {
         f"escape_room/mean/{name}{band}" for name in ("ucb", "thompson", "llm") for band in ("", "/low95", "/high95")
     }

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.analysis.resampling_levels import clusters_of
+from llmrl.analysis.replication import units_of
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import mean, standard_error
+from llmrl.analysis.statistics import standard_error, unit_means
 from llmrl.analysis.table_format import NOTHING, NumberFormat
 
 Estimate = tuple[float, float]
@@ -17,13 +17,13 @@ UNKNOWN: Estimate = (float("nan"), float("nan"))
 
 
 def over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
-    """Return the mean of `values` [n_runs] and its standard error, cluster-robust where runs share a pre-training run;
-    `UNKNOWN` where there are none."""
+    """Return the mean of `values` [n_runs] over top-level units and its standard error; `UNKNOWN` without values."""
     known = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
     if not known:
         return UNKNOWN
     scores = np.array([value for value, _ in known])
-    return float(mean(scores)), float(standard_error(scores, clusters_of([run for _, run in known])))
+    units = units_of([run for _, run in known])
+    return float(unit_means(scores, units).mean()), float(standard_error(scores, units))
 
 
 def form_of(estimates: Sequence[Estimate]) -> NumberFormat:

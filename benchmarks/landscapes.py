@@ -1,0 +1,258 @@
+"""Values of the vectors that principals recommend on landscapes with known truth, after few proposals.
+
+    python benchmarks/landscapes.py [--runs 200] [--gp-runs 40] [--jobs 2] [--principals ...] [--families ...]
+    python benchmarks/landscapes.py --principals llm --llm ollama --runs 20
+
+Each run lets a principal propose vectors on a landscape (`landscape_functions.py`) and tells it noisy measurements. No
+agent learns. After 5, 10 and 20 proposals the vector that the principal recommends is scored by its true value: 0 is
+the value of no mechanism (of the lowest value, on random landscapes), 1 the highest of the landscape. The
+recommendation is that of the principal's `recommend`; without one it is the vector with the highest mean of
+measurements. Run i of a family has the same landscape and the same noise for all principals.
+
+Prints means and standard errors over runs as tables, and CPU seconds of a run. With `--output` it writes per-run scores
+to landscapes_runs.csv (a column per principal) and means to landscapes_scores.csv. Columns of principals and families
+that were not run stay as they are in existing files.
+
+`gp-...` are variants of `gp`: fewer initial points, reported standard errors as noise, and `gp-incumbent`, which
+recommends the vector with the highest mean of measurements from the same proposals. `metagrad` is left out because it
+needs gradients of learning agents; `saez` and `vote` need incomes and citizens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# One thread per process: the matrices are small.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from landscape_functions import FAMILIES, Landscape, landscape
+
+from llmrl.config.builder import Builder
+from llmrl.core.option_files import option
+from llmrl.core.pooling import PooledEstimates
+from llmrl.core.protocols import Proposer
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.experiment.models import POLICIES
+from llmrl.llms.client import ChatClient
+from llmrl.principals.gp import GaussianProcessPrincipal
+
+if TYPE_CHECKING:
+    from botorch.models.gp_regression import SingleTaskGP
+
+BUDGETS = (5, 10, 20)
+"""Numbers of proposals after which the recommendation is scored."""
+PRINCIPALS = ("random", "sobol", "scan", "egreedy", "ucb", "thompson", "gp", "cem", "cmaes", "dual_rl", "llm")
+INCUMBENT = "gp-incumbent"
+MIN_VARIANCE = 1e-4
+"""Smallest noise variance of a standardized value: two episodes may be equal by chance."""
+
+Row = tuple[str, int, int]
+"""Family, run, number of proposals."""
+Scores = dict[Row, dict[str, float]]
+"""Scores of each row by principal."""
+
+
+class ReportedNoisePrincipal(GaussianProcessPrincipal):
+    """Gaussian process with the reported standard errors as known noise instead of one learned variance."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.variances: list[float] = []
+
+    def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
+        self.variances += [outcome.standard_error**2 for outcome in outcomes if outcome.standard_error is not None]
+        return super().tell(outcomes)
+
+    def _fit(self) -> SingleTaskGP:
+        import torch
+        from botorch.fit import fit_gpytorch_mll
+        from botorch.models.gp_regression import SingleTaskGP
+        from gpytorch.mlls import ExactMarginalLogLikelihood
+
+        mean, scale = self._scale()
+        values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
+        noise = torch.tensor(np.maximum(np.array(self.variances) / scale**2, MIN_VARIANCE))[:, None]
+        inputs = self._inputs(self.rows, self.vectors)
+        model = SingleTaskGP(inputs, values, noise, covar_module=self._kernel(), outcome_transform=None)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        return model
+
+
+def gp_variant(name: str, function: Landscape, seeds: Seeds) -> Proposer:
+    """Return a variant of `gp` by name."""
+    space = function.space
+    if name == "gp-reported-noise":
+        return ReportedNoisePrincipal(space, seeds)
+    return GaussianProcessPrincipal(space, seeds, initial={"gp-initial-1": 1, "gp-initial-half": space.dim + 1}[name])
+
+
+GP_VARIANTS = ("gp-initial-1", "gp-initial-half", "gp-reported-noise")
+
+
+def build_principal(name: str, function: Landscape, run: int, proposals: int, llm: str) -> Proposer:
+    """Return a principal with the defaults of its option; `llm` names the option of the language model."""
+    seeds = Seeds(run)
+    if name in GP_VARIANTS:
+        return gp_variant(name, function, seeds.child("principal"))
+    services: dict[str, Any] = {"device": "cpu", "seeds": seeds.child("llm")}
+    if name == "llm":
+        node = {key: value for key, value in option("llm", llm).items() if key not in POLICIES}
+        services["llm"] = ChatClient(Builder(services).build(node, "llm"))
+    services |= {"seeds": seeds.child("principal"), "spec": function.spec, "space": function.space}
+    services |= {"proposals": proposals, "controller": None, "prompt_folder": None}
+    principal: Proposer = Builder(services).build(option("principal", name), "principal")
+    return principal
+
+
+def recommendation(principal: Proposer, estimates: PooledEstimates) -> np.ndarray:
+    """Return the vector that a principal recommends, [d]; of a principal without a rule, the incumbent."""
+    recommend = getattr(principal, "recommend", None)
+    return incumbent(estimates) if recommend is None else np.asarray(recommend(None, 1, estimates)[0])
+
+
+def incumbent(estimates: PooledEstimates) -> np.ndarray:
+    """Return the vector with the highest mean of measurements, [d]."""
+    best = estimates.best()
+    assert best is not None
+    return np.array(best.vector)
+
+
+def search(
+    name: str, family: str, run: int, proposals: int, candidates: int, llm: str
+) -> tuple[dict[Row, dict[str, float]], float]:
+    """Return the scores of one run, and its CPU seconds."""
+    logging.getLogger("llmrl").setLevel(logging.ERROR)  # that the scripted rule is no language model is known here
+    start, function = time.process_time(), landscape(family, run)
+    principal = build_principal(name, function, run, proposals, llm)
+    estimates, rng = PooledEstimates(), Seeds(run).numpy("noise")
+    scores: Scores = {}
+    for done in range(candidates, proposals + 1, candidates):
+        vectors = function.spec.proposals.check(principal.ask(None, candidates))
+        outcomes = [function.measure(vector, rng) for vector in vectors]
+        principal.tell(outcomes)
+        for each in outcomes:
+            n = len(each.values)
+            estimates.add(each.vector, each.value, each.standard_error, n, n)
+        if done in BUDGETS or done == proposals:
+            row = scores[family, run, done] = {name: function.score(recommendation(principal, estimates))}
+            if name == "gp":
+                row[INCUMBENT] = function.score(incumbent(estimates))
+    return scores, time.process_time() - start
+
+
+def read_scores(path: Path) -> Scores:
+    """Return the scores of a file of `write_scores`; nothing if there is no file."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        return {
+            (row.pop("family"), int(row.pop("run")), int(row.pop("proposals"))): {
+                k: float(v) for k, v in row.items() if v
+            }
+            for row in csv.DictReader(file)
+        }
+
+
+def write_scores(path: Path, scores: Mapping[Row, Mapping[str, float]]) -> None:
+    """Write scores as a table with a column for each principal."""
+    names = sorted({name for row in scores.values() for name in row})
+    order = sorted(scores, key=lambda row: (FAMILIES.index(row[0]), *row[1:]))
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["family", "run", "proposals", *names])
+        for key in order:
+            writer.writerow([*key, *(f"{scores[key][name]:.3f}" if name in scores[key] else "" for name in names)])
+
+
+Cell = tuple[str, str, int]
+"""Principal, family, number of proposals."""
+
+
+def collect_cells(scores: Mapping[Row, Mapping[str, float]]) -> dict[Cell, np.ndarray]:
+    """Return the scores over runs, [runs], of each principal, family and number of proposals."""
+    cells: dict[Cell, list[float]] = {}
+    for (family, _, proposals), row in scores.items():
+        for name, score in row.items():
+            cells.setdefault((name, family, proposals), []).append(score)
+    return {key: np.array(values) for key, values in cells.items()}
+
+
+def standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def write_means(path: Path, cells: Mapping[Cell, np.ndarray]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["principal", "family", "proposals", "mean", "standard_error", "runs"])
+        for (name, family, n), values in sorted(
+            cells.items(), key=lambda c: (FAMILIES.index(c[0][1]), c[0][2], c[0][0])
+        ):
+            writer.writerow([name, family, n, f"{values.mean():.4f}", f"{standard_error(values):.4f}", len(values)])
+
+
+def format_tables(cells: Mapping[Cell, np.ndarray]) -> str:
+    """Return a Markdown table of means ± standard errors for each number of proposals."""
+    rank = {name: i for i, name in enumerate((*PRINCIPALS, *GP_VARIANTS, INCUMBENT))}
+    names = sorted({name for name, _, _ in cells}, key=lambda name: rank[name])
+    families = [family for family in FAMILIES if any(family == key[1] for key in cells)]
+    lines = []
+    for n in sorted({n for _, _, n in cells}):
+        lines += [f"\nAfter {n} proposals\n", "| principal | " + " | ".join(families) + " |"]
+        lines += ["|---" + "|---:" * len(families) + "|"]
+        for name in names:
+            found = [cells.get((name, family, n)) for family in families]
+            text = ["" if v is None else f"{v.mean():.2f} ± {standard_error(v):.2f}" for v in found]
+            lines.append(f"| {name} | " + " | ".join(text) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, help="runs of each principal and family")
+    parser.add_argument("--gp-runs", type=int, default=40, help="runs of gp and its variants, which take longest")
+    parser.add_argument("--first-run", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--principals", nargs="+", choices=(*PRINCIPALS, *GP_VARIANTS), default=list(PRINCIPALS))
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--proposals", type=int, default=20)
+    parser.add_argument("--candidates", type=int, default=1, help="proposals at a time")
+    parser.add_argument("--llm", default="scripted", help="option of conf/llm for the principal llm")
+    parser.add_argument("--output", type=Path, help="folder of the files")
+    args = parser.parse_args()
+    jobs = []
+    # Principals in the inner loop, because a process keeps the last landscapes; runs in the outer loop, so that an
+    # interrupted benchmark has as many runs of each cell.
+    for run in range(args.first_run, max(args.runs, args.gp_runs)):
+        names = [name for name in args.principals if run < (args.gp_runs if name.startswith("gp") else args.runs)]
+        for family in args.families:
+            jobs += [(name, family, run, args.proposals, args.candidates, args.llm) for name in names]
+    path = args.output / "landscapes_runs.csv" if args.output else None
+    scores: Scores = read_scores(path) if path else {}
+    seconds: dict[str, list[float]] = {}
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for i, (job, (found, used)) in enumerate(zip(jobs, pool.map(search, *zip(*jobs, strict=True)), strict=True)):
+            for row, columns in found.items():
+                scores.setdefault(row, {}).update(columns)
+            seconds.setdefault(job[0], []).append(used)
+            if path and (i % 200 == 199 or i == len(jobs) - 1):
+                write_scores(path, scores)
+    cells = collect_cells(scores)
+    if args.output:
+        write_means(args.output / "landscapes_scores.csv", cells)
+    print(format_tables(cells))
+    print("\nCPU seconds of a run: " + ", ".join(f"{name} {np.mean(used):.2f}" for name, used in seconds.items()))
+
+
+if __name__ == "__main__":
+    main()

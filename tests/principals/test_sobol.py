@@ -1,0 +1,52 @@
+"""`principal=sobol`: a scrambled Sobol sequence for each context."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats.qmc import Sobol
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.seeding import Seeds
+from llmrl.principals.sobol import SobolPrincipal
+from societies import toy
+
+PLAIN, CONTEXTUAL = toy().proposals, toy(contexts=("calm", "storm")).proposals
+
+
+def test_every_quarter_of_the_box_gets_as_many_points(recwarn):
+    principal = SobolPrincipal(PLAIN, Seeds(0))
+    points = np.concatenate([principal.ask(n=n) for n in (3, 5, 8)])
+    upper = points > 1.0  # of [-1, 3]
+    assert all((upper == corner).all(axis=1).sum() == 4 for corner in np.ndindex(2, 2))
+    assert not recwarn.list
+
+
+@settings(max_examples=25)
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 2**20))
+def test_points_do_not_depend_on_the_number_proposed_at_a_time(sizes, seed):
+    batches, single = SobolPrincipal(PLAIN, Seeds(seed)), SobolPrincipal(PLAIN, Seeds(seed))
+    found = np.concatenate([batches.ask(n=n) for n in sizes])
+    assert np.array_equal(found, np.concatenate([single.ask() for _ in range(sum(sizes))]))
+
+
+def test_contexts_and_seeds_have_sequences_of_their_own():
+    principal, other = SobolPrincipal(CONTEXTUAL, Seeds(0)), SobolPrincipal(CONTEXTUAL, Seeds(1))
+    calm, storm = principal.ask(0, 4), principal.ask(1, 4)
+    assert not np.isclose(calm, storm).any()
+    assert not np.isclose(calm, other.ask(0, 4)).any()
+
+
+def test_a_restored_sequence_is_continued():
+    principal, restored = SobolPrincipal(CONTEXTUAL, Seeds(0)), SobolPrincipal(CONTEXTUAL, Seeds(0))
+    principal.ask(1, 3)
+    state = principal.state_dict()
+    restored.load_state_dict(state)
+    assert np.array_equal(restored.ask(1, 2), principal.ask(1, 2))
+    assert state["counts"] == [0, 3]
+
+
+def test_more_dimensions_than_the_sequence_has_are_refused(monkeypatch):
+    monkeypatch.setattr(Sobol, "MAXDIM", 1)
+    with pytest.raises(ConfigError, match="principal=sobol"):
+        SobolPrincipal(PLAIN, Seeds(0))

@@ -1,0 +1,118 @@
+"""A society whose return is a known function of the mechanism's values plus noise, and mechanism design in it without
+a run folder."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from llmrl.agents.random_agent import RandomAgent
+from llmrl.core.records import Step
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.core.unit_cube import to_unit
+from llmrl.loops.design import DesignLoop
+from llmrl.loops.design_settings import DesignSettings
+from llmrl.loops.executor import serve
+from llmrl.loops.loop_parts import LoopParts
+
+
+class LandscapeGame:
+    """Games of one step and one agent, which pay the landscape's value at the mechanism plus normal noise.
+
+    The mean over `landscape.episodes` games has the noise of one measurement of the landscape.
+    """
+
+    def __init__(self, landscape, n_envs: int) -> None:
+        channels = {"vector": Channel((1,), "float32", 0, 1)}
+        names = ("stay", "go")
+        self.landscape = landscape
+        self.spec = EnvSpec("landscape", n_envs, 1, channels, 2, names, horizon=1, mechanism=landscape.space)
+        self._values = np.tile(landscape.space.neutral, (n_envs, 1))
+        self._groups, self._rngs = 1, [Seeds(0).numpy("noise")]
+        self._noise = np.zeros(n_envs)
+        self._ended = np.ones(n_envs, dtype=bool)
+
+    def reset(self, mask=None, seed=None):
+        if seed is not None:
+            several = seed if isinstance(seed, (list, tuple)) else [seed]
+            self._rngs = [Seeds(each).numpy("noise") for each in several]
+        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
+        groups = self._groups if len(self._rngs) == 1 else 1
+        size = self.spec.n_envs // (groups * len(self._rngs))
+        drawn = np.concatenate([np.tile(rng.standard_normal(size), groups) for rng in self._rngs])
+        self._noise[chosen], self._ended[chosen] = drawn[chosen], False
+        return self._observe()
+
+    def step(self, action):
+        unit = to_unit(self.landscape.space, self._values)
+        noise = self.landscape.noise(unit) * np.sqrt(self.landscape.episodes) * self._noise
+        paid = np.where(self._ended, 0.0, self.landscape.mean(unit) + noise).astype(np.float32)[:, None]
+        ended = ~self._ended
+        self._ended[:] = True
+        return Step(self._observe(), paid, paid, np.zeros_like(ended), ended)
+
+    def pair_games(self, groups):
+        self._groups = groups
+
+    def set_mechanism(self, values):
+        self._values = np.broadcast_to(self.spec.mechanism.check(values), self._values.shape).copy()
+
+    def set_context(self, context):
+        raise AssertionError("there are no contexts")
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        """Nothing to restore: runs are never resumed."""
+
+    def close(self):
+        """Nothing to release."""
+
+    def _observe(self):
+        return {"vector": np.zeros((self.spec.n_envs, 1, 1), dtype=np.float32)}
+
+
+class UnsavedRun:
+    """A run (`RunContext`) that neither logs nor saves."""
+
+    restored, iteration, seed = None, 0, 0
+    stop = SimpleNamespace(requested=False, signal=None)
+
+    def __init__(self) -> None:
+        self.summary = {}
+        self.metrics = SimpleNamespace(log=lambda *args, **counters: None)
+
+    def progress(self, total, unit, description, done=0):
+        display = SimpleNamespace(update=lambda done: None, advance=lambda units: None, tell=lambda *args: None)
+        return nullcontext(display)
+
+    def safe_point(self, iteration, state):
+        """Save nothing."""
+
+    within_grace = checkpoint = safe_point
+
+    def saved_if_refused(self, iteration, state, learns=False):
+        return nullcontext()
+
+
+def design(landscape, principal, seed: int, **settings) -> dict:
+    """Return the summary of mechanism design on a landscape, in as many games as a measurement has episodes."""
+    chosen = DesignSettings(
+        **{
+            "steps": 10,
+            "candidates": 2,
+            "adapt_rounds": 0,
+            "validate_episodes": landscape.episodes,
+            "reset_agents": True,
+            "objective": None,
+            **settings,
+        }
+    )
+    env = LandscapeGame(landscape, chosen.candidates * landscape.episodes)
+    agents = [RandomAgent(replace(env.spec, n_envs=landscape.episodes)) for _ in range(chosen.candidates)]
+    loop, run = DesignLoop(LoopParts(env, agents, Seeds(seed), principal=principal), chosen), UnsavedRun()
+    serve(loop.requests(run), run)
+    return run.summary
