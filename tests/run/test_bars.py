@@ -134,3 +134,16 @@ def test_rows_of_one_process_take_turns_in_the_line(monkeypatch):
     lines = said.getvalue().splitlines()
     assert any("first: objective 1 with a: 1" in line for line in lines)
     assert any("second: objective 2 with a: 2" in line for line in lines)
+
+
+def test_runs_that_need_another_one_are_named_by_stage(monkeypatch):
+    """Their progress is that of the needed run, and does not count as theirs."""
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    with RowsDisplay(2, every_s=0.0, terminal=False) as display:
+        display.tell("first", Numbers(9, 10), stage="pre-training")
+        display.tell("second", Numbers(1, 10))
+        display.tell("first", Numbers(3, 10))
+    lines = said.getvalue().splitlines()
+    assert lines[0].startswith("0 of 2 runs") and "pre-training 90%" in lines[0]
+    assert "10.0%" in lines[1] and "pre-training 90%" in lines[1]
+    assert "20.0%" in lines[2] and "pre-training" not in lines[2]
