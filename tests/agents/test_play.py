@@ -52,7 +52,7 @@ class TestARun:
     def test_results(self, folder):
         results = json.loads((folder / "results.json").read_text())
         assert (results["episodes"], results["learned"]) == (4, False)
-        assert results["llm"] == "scripted (not a language model)"
+        assert results["llm"] == "scripted rule (not a language model)"
         for name in ("success", "return", "length", "tokens", "cost", "invalid_rate"):
             values = results["per_episode"][name]
             assert len(values) == 4
@@ -158,7 +158,7 @@ def test_the_scripted_model_plays_every_environment(tmp_path, env):
     _, folder = play(tmp_path, *overrides, "agent.lessons=1", "agent.action_every=2")
     last = comparable_metrics(folder)[-1]
     assert last["player/decisions"] > 0 and last["player/invalid_rate"] == 0
-    assert json.loads((folder / "status.json").read_text())["llm"] == "scripted (not a language model)"
+    assert json.loads((folder / "status.json").read_text())["llm"] == "scripted rule (not a language model)"
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_a_plan_says_what_each_costs():
     dollars = [rows[f"  {label}"] for label in ("gpt-4o (litellm)", "anthropic/claude-haiku-5-5 (litellm)")]
     parts = [float(re.findall(r"about \$([\d.]+)", said)[0]) for said in (*dollars, rows["  cost"])]
     assert parts[0] + parts[1] == pytest.approx(parts[2], rel=1e-3) and parts[0] > parts[1] > 0
-    assert rows["  scripted (not a language model)"].startswith("about $0")
+    assert rows["  scripted rule (not a language model)"].startswith("about $0")
 
 
 def players_of_two(reply, other, **more):

@@ -78,12 +78,12 @@ def test_it_is_shown(sweep, capsys):
     main([str(sweep), "--resamples", "100", "--no-figures"])
     shown = capsys.readouterr().out
     assert "Who played how well" in shown and "agent=llm_player, llm=scripted †" in shown
-    assert "† scripted (not a language model)" in shown
+    assert "† scripted rule (not a language model)" in shown
     page = (sweep / "report" / "report.html").read_text()
     assert 'id="players"' in page and "Who played how well" in (sweep / "report" / "summary.md").read_text()
     with (sweep / "report" / "tables" / "players.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 7 and {row["llm"] for row in rows} == {"", "scripted (not a language model)"}
+    assert len(rows) == 7 and {row["llm"] for row in rows} == {"", "scripted rule (not a language model)"}
     assert all(row["return_standard_error"] for row in rows)
 
 

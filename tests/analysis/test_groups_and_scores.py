@@ -61,11 +61,11 @@ def test_equal_names_in_different_folders_are_told_apart(tmp_path: Path) -> None
 
 
 def test_a_stand_in_for_a_model_is_marked_for_what_it_is(tmp_path: Path) -> None:
-    runs = [record(tmp_path, "g/a-1", 0, "scripted (not a language model)", llm="scripted")]
+    runs = [record(tmp_path, "g/a-1", 0, "scripted rule (not a language model)", llm="scripted")]
     runs += [record(tmp_path, "g/b-2", 0, "openai/gpt-4o", llm="gpt4o")]
     groups = tasks_of(runs, tmp_path)[0].groups
     assert [group.shown for group in groups] == ["llm=gpt4o", "llm=scripted †"]
-    assert footnotes(groups) == ["† scripted (not a language model)"]
+    assert footnotes(groups) == ["† scripted rule (not a language model)"]
     assert footnotes(groups[:1]) == []
 
 

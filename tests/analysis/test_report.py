@@ -120,10 +120,10 @@ def test_stand_ins_are_marked_and_unknown_costs_stay_unknown(written: Path) -> N
     for name in ("report.html", "summary.md"):
         text = (written / name).read_text()
         assert "principal=llm, llm=scripted †" in text
-        assert "† scripted (not a language model)" in text
+        assert "† scripted rule (not a language model)" in text
     assert r"llm=scripted \dag{}" in (written / "tables" / "cleanup_scores.tex").read_text()
     svg = (written / "figures" / "cleanup_profile.svg").read_text()
-    assert "† scripted (not a language model)" in svg  # matplotlib writes each text as a comment, too
+    assert "† scripted rule (not a language model)" in svg  # matplotlib writes each text as a comment, too
     calls = {row["task"]: row for row in table(written, "llm_calls")}
     assert (calls["cleanup"]["calls"], calls["cleanup"]["usd"]) == ("6", "0.0")
     assert (calls["harvest"]["calls"], calls["harvest"]["usd"]) == ("6", "")

@@ -67,7 +67,7 @@ def test_check_says_what_is_missing(capsys, monkeypatch, argv, message):
 
 def test_check_of_the_scripted_model(capsys):
     code, text = call(capsys, "check", "llm=scripted")
-    assert code == 0 and "scripted (not a language model)" in text
+    assert code == 0 and "scripted rule (not a language model)" in text
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_sweep_of_principals_and_seeds(tmp_path):
         status = json.loads((folder / "status.json").read_text())
         assert status["state"] == "finished" and list(folder.glob("events.out.tfevents*"))
         assert ("llm_scripted" in folder.parent.name) == ("principal_llm" in folder.parent.name)
-        assert (status["llm"] == "scripted (not a language model)") == ("principal_llm" in folder.parent.name)
+        assert (status["llm"] == "scripted rule (not a language model)") == ("principal_llm" in folder.parent.name)
     again = train(*command, cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.count("nothing to do") == 9
 

@@ -207,4 +207,4 @@ def test_lines_are_json_a_person_can_read(tmp_path):
     model = ChatClient(scripted().provider, ledger=CallLog(tmp_path / FILE_NAME))
     model.chat([ask("This is a connection test. \u00fc", purpose="check")])
     line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")
-    assert "\u00fc" in line and json.loads(line)["model"] == "scripted (not a language model)"
+    assert "\u00fc" in line and json.loads(line)["model"] == "scripted rule (not a language model)"

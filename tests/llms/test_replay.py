@@ -41,7 +41,7 @@ def test_an_experiment_again(tmp_path):
         assert without_spent[0] == without_spent[1]
         assert comparable_metrics(again, "proposal")[-1]["llm/invalid_replies"] > 0
         assert comparable_metrics(again, "proposal")[-1]["spent/llm_calls"] == 0
-        assert json.loads((again / "status.json").read_text())["llm"] == "replay of scripted (not a language model)"
+        assert json.loads((again / "status.json").read_text())["llm"] == "replay of scripted rule (not a language model)"
 
 
 def test_replies_tokens_and_costs_are_the_recorded_ones(tmp_path):

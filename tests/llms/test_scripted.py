@@ -140,7 +140,7 @@ def test_results_say_what_they_are(tmp_path, capsys):
         "design.adapt_rounds=0",
         f"output_root={tmp_path}",
     )
-    folder, label = only_run_folder(tmp_path), "scripted (not a language model)"
+    folder, label = only_run_folder(tmp_path), "scripted rule (not a language model)"
     assert json.loads((folder / "status.json").read_text())["llm"] == label
     assert json.loads((folder / "summary.json").read_text())["llm"] == label
     assert {call["model"] for call in read_calls(folder / "llm_calls.jsonl")} == {label}

@@ -154,7 +154,7 @@ def test_the_scripted_searcher_runs_every_task(tmp_path, name):
     proposals = [p for p in read_proposals(folder) if p["iteration"]]
     assert len(proposals) == 3 and {len(p["vector"]) for p in proposals} == {NUMBERS[name]}
     assert all("By rule" in p["reasoning"] for p in proposals)
-    assert '"llm": "scripted (not a language model)"' in (folder / "status.json").read_text()
+    assert '"llm": "scripted rule (not a language model)"' in (folder / "status.json").read_text()
 
 
 @pytest.mark.parametrize(("name", "optimum", "budget"), [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (40, 20))])

@@ -4,9 +4,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
-from llmrl.principals.grid import COARSE, FINE, ActionGrid, default_points, fitting_points, largest_points
+from llmrl.principals.grid import (
+    COARSE,
+    FINE,
+    ActionGrid,
+    ListedArms,
+    default_points,
+    fitting_arms,
+    fitting_points,
+    largest_points,
+    listed_vectors,
+)
+from llmrl.principals.scan import ScanPrincipal
 from llmrl.principals.thompson import ThompsonPrincipal
 from llmrl.principals.ucb import UCBPrincipal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
@@ -62,7 +75,7 @@ class TestGrid:
     def test_published_sizes(self, principal, spec, arms):
         """Where nobody says how long the run is, and where it is long enough."""
         assert principal(spec.proposals, Seeds(0)).counts.shape == arms
-        enough = 2 * arms[0] * arms[1]
+        enough = 3 * arms[0] * arms[1]
         assert principal(spec.proposals, Seeds(0), proposals=enough).counts.shape == arms
         assert principal(spec.proposals, Seeds(0), proposals=enough - 1).n_arms < arms[1]
 
@@ -70,19 +83,30 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("spec", "proposals", "points"),
         [
-            (CLEANUP, 8, 2),  # no grid is smaller
-            (CLEANUP, 53, 2),
-            (CLEANUP, 54, 3),
-            (CLEANUP, 64, 3),
-            (CLEANUP, 250, 5),
-            (ESCAPE_ROOM, 3 * 2 * 3**5, 3),
-            (ESCAPE_ROOM, 3 * 2 * 3**5 - 1, 2),
+            (CLEANUP, 24, 2),
+            (CLEANUP, 80, 2),
+            (CLEANUP, 81, 3),
+            (CLEANUP, 375, 5),
+            (ESCAPE_ROOM, 3 * 3 * 3**5, 3),
+            (ESCAPE_ROOM, 3 * 3 * 3**5 - 1, 2),
+            (ESCAPE_ROOM, 3 * 3 * 2**5, 2),
         ],
     )
     def test_grids_follow_the_length_of_the_run(self, principal, spec, proposals, points):
-        """Every arm can be played twice in its context; told otherwise, a grid is as told."""
+        """Every arm can be measured three times in its context; explicit points are used as they are."""
         assert principal(spec.proposals, Seeds(0), proposals=proposals).grid.points == points
         assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).grid.points == 4
+
+    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, UCBPrincipal, ThompsonPrincipal])
+    @pytest.mark.parametrize(
+        ("spec", "proposals", "arms"),
+        [(CLEANUP, 2, 2), (CLEANUP, 12, 4), (CLEANUP, 23, 7), (ESCAPE_ROOM, 72, 8), (ESCAPE_ROOM, 287, 31)],
+    )
+    def test_short_runs_have_a_list_of_arms(self, principal, spec, proposals, arms):
+        """Too short for two points per number; explicit points still give the whole grid."""
+        found = principal(spec.proposals, Seeds(0), proposals=proposals)
+        assert found.n_arms == arms and found.arms().shape == (arms, spec.proposals.dim)
+        assert principal(spec.proposals, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposals.dim
 
     @given(st.integers(1, 7), st.integers(1, 10**5), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
     def test_the_most_points_that_fit(self, d, proposals, contexts, published):
@@ -90,8 +114,50 @@ class TestGrid:
         points, most = fitting_points(space, published, proposals), default_points(space, published)
         each = proposals / max(contexts, 1)
         assert 2 <= points <= most
-        assert points == 2 or 2 * points**d <= each
-        assert points == most or 2 * (points + 1) ** d > each
+        assert points == 2 or 3 * points**d <= each
+        assert points == most or 3 * (points + 1) ** d > each
+
+    @settings(deadline=None)
+    @given(st.integers(1, 7), st.integers(6, 2000), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
+    def test_default_arms_leave_three_measurements_of_each(self, d, proposals, contexts, published):
+        space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
+        arms = fitting_arms(space, None, published, proposals)
+        assert 3 * arms.n_arms <= max(proposals / max(contexts, 1), 6)
+
+
+class TestListedVectors:
+    @settings(deadline=None)
+    @given(st.integers(1, 6), st.integers(2, 40))
+    def test_distinct_inside_the_bounds_and_as_many_as_requested(self, d, n):
+        space = toy(d=d).proposals
+        vectors = listed_vectors(space, n)
+        assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
+        assert not space.outside(vectors).any()
+        arms = ListedArms(vectors)
+        assert [arms.arm(arms.vector(arm)) for arm in range(n)] == list(range(n))
+
+    @given(st.integers(2, 6), st.integers(0, 10))
+    def test_the_coarse_scan_comes_first_and_is_whole_or_without_single_numbers(self, d, more):
+        space = toy(d=d).proposals
+        scan = space.coarse_scan
+        assert np.array_equal(listed_vectors(space, len(scan) + more)[: len(scan)], scan)
+        fewer = listed_vectors(space, len(scan) - 1)
+        assert np.array_equal(fewer[:3], scan[:3])
+        assert not any((vector == each).all() for vector in fewer[3:] for each in scan)
+
+    def test_longer_lists_extend_shorter_ones(self):
+        space = toy(d=3).proposals
+        assert np.array_equal(listed_vectors(space, 20)[:9], listed_vectors(space, 9))
+
+    def test_a_space_with_fewer_vectors_is_listed_completely(self):
+        space = ParameterSpace("digits", tuple(Parameter(f"x{i}", 0.0, 2.0, "", "", decimals=0) for i in range(2)))
+        vectors = listed_vectors(space, 20)
+        assert sorted(map(tuple, vectors.tolist())) == [(float(i), float(j)) for i in range(3) for j in range(3)]
+
+    def test_more_numbers_than_a_sobol_sequence_has(self):
+        space = ParameterSpace("many", tuple(Parameter(f"x{i}", 0.0, 1.0, "", "") for i in range(21_202)))
+        with pytest.raises(ConfigError):
+            listed_vectors(space, 4)
 
 
 def play(principal, spec, payoffs, context=None):
@@ -232,3 +298,98 @@ class TestThompson:
         variance = rate / (strength * shape) * (2 * shape) / (2 * shape - 2)
         assert np.mean(drawn) == pytest.approx(mean, abs=5 * (variance / 4000) ** 0.5)
         assert np.var(drawn) == pytest.approx(variance, rel=0.2)
+
+
+BATCHED = {
+    "egreedy": lambda spec: EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=2),
+    "ucb": lambda spec: UCBPrincipal(spec.proposals, Seeds(0), points=2),
+    "thompson": lambda spec: ThompsonPrincipal(spec.proposals, Seeds(0), points=2, prior_rate=0.1),
+    "scan": lambda spec: ScanPrincipal(spec.proposals, Seeds(0)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("extra", [0, 3])
+def test_candidates_that_cover_all_arms_are_chosen(name, extra):
+    """With as many candidates as arms, or more, later steps measure the better arms more often."""
+    spec = toy(d=3)
+    principal = BATCHED[name](spec)
+    n, counts = principal.n_arms + extra, np.zeros(principal.n_arms)
+    values = np.array([outcome(spec, vector).value for vector in principal.arms()])
+    for step in range(6):
+        vectors = principal.ask(None, n)
+        principal.tell([outcome(spec, vector) for vector in vectors])
+        if step:
+            counts += np.bincount([principal.grid.arm(vector) for vector in vectors], minlength=principal.n_arms)
+    assert counts.argmax() == values.argmax() and counts.max() >= 2 * counts.mean()
+    assert counts[values.argsort()[: principal.n_arms // 2]].sum() < counts.sum() / 3
+
+
+@pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson"])
+def test_the_second_step_does_not_play_every_arm(name):
+    spec = toy(d=3)
+    principal = BATCHED[name](spec)
+    principal.tell([outcome(spec, vector) for vector in principal.ask(None, 8)])
+    assert len(np.unique(principal.ask(None, 8), axis=0)) < 8
+
+
+class TestBatchedUCB:
+    def test_the_first_step_plays_each_arm_before_any_again(self):
+        principal = UCBPrincipal(toy().proposals, Seeds(0), points=2)
+        arms = [principal.grid.arm(vector) for vector in principal.ask(None, 10)]
+        assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
+
+    def test_pending_plays_count_in_the_bonus_and_leave_the_mean(self):
+        """By hand: means 1 and 0.8, one play each; the bonus is c sqrt(ln t / n), c = 0.3."""
+        spec = toy(d=1)
+        principal = UCBPrincipal(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
+        play(principal, spec, [(0, 1.0), (1, 0.8)])
+        pending = np.array([2, 1])
+        expected = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
+        assert principal.index(0, pending) == pytest.approx(expected)
+        chosen = [principal.grid.arm(vector) for vector in principal.ask(None, 20)]
+        counts = np.ones(2)
+        for arm in chosen:
+            index = np.array([1.0, 0.8]) + 0.3 * np.sqrt(np.log(counts.sum()) / counts)
+            assert arm == index.argmax()
+            counts[arm] += 1
+        assert counts.min() > 1
+
+    def test_an_arm_that_is_only_pending_has_no_index(self):
+        spec = toy(d=1)
+        principal = UCBPrincipal(spec.proposals, Seeds(0), points=3)
+        play(principal, spec, [(0, 1.0)])
+        arms = [principal.grid.arm(vector) for vector in principal.ask(None, 5)]
+        assert sorted(arms[:2]) == [1, 2] and arms[2:] == [0, 0, 0]
+
+    @settings(max_examples=30)
+    @given(arm_payoffs, st.integers(0, 99), st.integers(1, 6))
+    def test_the_first_candidate_does_not_depend_on_their_number(self, payoffs, seed, n):
+        spec, found = toy(), []
+        for size in (1, n):
+            principal = UCBPrincipal(spec.proposals, Seeds(seed), points=3)
+            play(principal, spec, payoffs)
+            found.append(principal.ask(None, size)[0].tolist())
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, ThompsonPrincipal])
+def test_candidates_are_independent_draws(principal):
+    """A step of n candidates draws what n steps without outcomes in between draw."""
+    spec = toy()
+    one, many = (principal(spec.proposals, Seeds(0), points=3) for _ in range(2))
+    for each in (one, many):
+        play(each, spec, [(1, 3.0), (4, 2.0)])
+    assert np.array_equal(np.concatenate([one.ask() for _ in range(12)]), many.ask(None, 12))
+
+
+def test_thompson_recommends_by_posterior_means():
+    """Two measurements of 5 outweigh one of 6 where the prior mean of 0 weighs one measurement."""
+    spec = toy()
+    principal = ThompsonPrincipal(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
+    estimates = PooledEstimates()
+    for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
+        estimates.add(principal.grid.vector(arm), value, None, 1, 1)
+    found = principal.recommend(None, 5, estimates)
+    assert [principal.grid.arm(vector) for vector in found] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
+    assert [principal.grid.arm(vector) for vector in principal.recommend(None, 1, estimates)] == [3]

@@ -94,7 +94,7 @@ def numbers(run: Run) -> list[dict[str, Any]]:
 
 def test_folder_of_a_finished_run(tmp_path: Path) -> None:
     def name_the_model(run: Run, iteration: int) -> None:
-        run.status.llm = "scripted (not a language model)"
+        run.status.llm = "scripted rule (not a language model)"
 
     run = train(tmp_path, hook=name_the_model, every=60)
     assert run.folder.parent.parent == tmp_path / "toys"
@@ -109,7 +109,7 @@ def test_folder_of_a_finished_run(tmp_path: Path) -> None:
     status = read_status(run.folder)
     assert status is not None
     assert (status.state, status.attempt, status.error, status.result) == ("finished", 1, "", run.result)
-    assert status.llm == "scripted (not a language model)"
+    assert status.llm == "scripted rule (not a language model)"
     assert (status.progress.done, status.progress.total, status.progress.unit) == (30, 30, "iterations")
     assert "finished" in (run.folder / "run.log").read_text()
     assert json.loads((run.folder / "summary.json").read_text()) == {"best": 0.5, "history": [{"objective": None}]}

@@ -13,7 +13,7 @@ import numpy as np
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
 
-SCRIPTED = "scripted (not a language model)"
+SCRIPTED = "scripted rule (not a language model)"
 
 
 def write_run(

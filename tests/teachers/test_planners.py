@@ -266,7 +266,7 @@ def test_the_table_of_a_run_can_be_played_again(tmp_path):
     plans = asked.plans(sentences)
     path = tmp_path / "plans.json"
     assert list(json.loads(path.read_text())["plans"]) == sorted(sentences)
-    assert "scripted (not a language model)" in path.read_text()
+    assert "scripted rule (not a language model)" in path.read_text()
     again = OfflinePlanner(find_domain("colored_doorkey"), str(path), miss="error")
     assert again.plans(sentences) == plans
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plans.json"]

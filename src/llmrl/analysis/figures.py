@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.analysis.curves import Curve, Line
-from llmrl.analysis.groups import footnotes
+from llmrl.analysis.group_styles import MARKERS, group_styles, sparse_markers
 from llmrl.analysis.once import estimates_shown
 from llmrl.analysis.reference_lines import LINES, OBJECTIVE
 from llmrl.analysis.report import ESTIMATES, MOST_SHOWN, GroupNumbers, Report, Section
-from llmrl.analysis.report_tables import slug, slugs
+from llmrl.analysis.report_tables import online_performance, slug, slugs
 from llmrl.analysis.scores import AXES
 from llmrl.core.errors import ConfigError
 
@@ -23,13 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Okabe and Ito's palette without yellow: distinguishable for colour-blind readers, and visible on white."""
-
-
 _BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
 _LINE = 0.23  # its height, inches
-DASHES = ("solid", "dashed")
 REFERENCES: dict[str, dict[str, Any]] = {
     "untrained": {"color": "#888888", "linestyle": "dotted", "linewidth": 2},
     "no_mechanism": {"color": "#333333", "linestyle": "solid", "linewidth": 1},
@@ -92,7 +87,8 @@ def drawings_of(section: Section, report: Report, without: Collection[str] = ())
     import matplotlib
 
     name = slugs(report)[report.sections.index(section)]
-    unit = "normalised score" if section.over_tasks else report.settings.rule.metric or "result"
+    result = "recommendation" if online_performance(section, report.settings) else "result"
+    unit = "normalised score" if section.over_tasks else report.settings.rule.metric or result
     with matplotlib.rc_context(_STYLE):
         found = _figures(section, unit, report, without)
         return [_saved(f"{name}_{slug(what)}", caption, figure) for what, caption, figure in found]
@@ -136,6 +132,8 @@ def _figures(
             f"{curve.metric} over {AXES[curve.over][1]}: IQM over the runs of a group with pointwise 95% bands, only "
             "where all of its runs have values."
         )
+        if curve.metric == OBJECTIVE and online_performance(section, report.settings):
+            caption += " It is the objective of the proposals (online performance), not of the recommendations."
         if section.references and curve.metric == OBJECTIVE:
             drawn_too = len(section.references) == len(LINES)
             caption += " Level lines were measured before the runs." if drawn_too else " Level lines are in the table."
@@ -145,12 +143,9 @@ def _figures(
 def _styles(section: Section) -> dict[str, dict[str, Any]]:
     """Return the line style of each group by label, the same in all figures of a section."""
     labels = [numbers.group.label for numbers in section.numbers]
-    if len(labels) > len(COLOURS) * len(DASHES):
+    if len(labels) > len(MARKERS):
         labels = [section.compared[i].group.label for i in section.shown]
-    return {
-        label: {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS)], "linewidth": 2}
-        for k, label in enumerate(labels)
-    }
+    return group_styles(labels)
 
 
 def _scores(section: Section, unit: str, shown: Sequence[str]) -> Figure:
@@ -167,9 +162,7 @@ def _scores(section: Section, unit: str, shown: Sequence[str]) -> Figure:
     for panel, key in zip(panels, shown, strict=True):
         for y, n in enumerate(rows):
             if n.scores:
-                _whisker(
-                    panel, n, key, y, styles[n.group.label]["color"], dots=key == shown[0] and not section.over_tasks
-                )
+                _whisker(panel, n, key, y, styles[n.group.label], dots=key == shown[0] and not section.over_tasks)
         panel.set_title(ESTIMATES[key])
         panel.set_xlabel(f"mean shortfall below {section.target:.4g}" if key == "gap" else unit)
         panel.grid(axis="y", visible=False)
@@ -184,12 +177,12 @@ def _scores(section: Section, unit: str, shown: Sequence[str]) -> Figure:
             )
     panels[0].set_yticks(range(len(rows)), labels)
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
-    _foot(figure, [], [*footnotes(n.group for n in rows), *section.not_shown, *notes])
+    _foot(figure, [], [*section.not_shown, *notes])
     return figure
 
 
-def _whisker(panel: Axes, numbers: GroupNumbers, key: str, y: int, colour: str, dots: bool) -> None:
-    band = numbers.estimates[key]
+def _whisker(panel: Axes, numbers: GroupNumbers, key: str, y: int, style: dict[str, Any], dots: bool) -> None:
+    band, colour = numbers.estimates[key], style["color"]
     if dots:
         panel.scatter(numbers.pooled, np.full(len(numbers.pooled), y), s=14, color="#888888", alpha=0.6, linewidths=0)
     if np.isfinite(band.low):
@@ -222,7 +215,7 @@ def _improvement(section: Section, drawn: Sequence[int]) -> Figure:
     panel.set_xlabel("over")
     panel.spines[:].set_visible(False)
     figure.colorbar(image, ax=panel, label="P(row > column)", shrink=0.9)
-    _foot(figure, [], [*footnotes(groups), *section.not_shown])
+    _foot(figure, [], section.not_shown)
     return figure
 
 
@@ -232,7 +225,7 @@ def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
     handles, styles = [], _styles(section)
     for i in drawn:
         band, group = section.profiles[i], section.compared[i].group
-        style = styles[group.label]
+        style = sparse_markers(styles[group.label], len(section.thresholds))
         handles += panel.plot(section.thresholds, band.estimate, drawstyle="steps-post", label=group.shown, **style)
         if np.isfinite(band.low).all():
             colour = style["color"]
@@ -240,7 +233,7 @@ def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
     panel.set_xlabel(f"threshold ({unit})")
     panel.set_ylabel("share of runs above it")
     panel.set_ylim(-0.02, 1.02)
-    _foot(figure, handles, [*footnotes(section.compared[i].group for i in drawn), *section.not_shown])
+    _foot(figure, handles, section.not_shown)
     return figure
 
 
@@ -249,13 +242,12 @@ def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
 
     figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
     panel = figure.subplots()
-    handles, groups, styles = [], [], _styles(section)
+    handles, styles = [], _styles(section)
     lines = {line.label: line for line in curve.lines}
     for i in drawn:
         group = section.compared[i].group
         if group.label in lines:
             handles.append(_draw_line(panel, lines[group.label], group.shown, styles[group.label]))
-            groups.append(group)
     lines_of = section.references if curve.metric == OBJECTIVE else ()
     if len(lines_of) == len(LINES):  # several sets are only in the table
         for line in lines_of:
@@ -263,14 +255,13 @@ def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
     panel.set_xlabel(AXES[curve.over][1])
     panel.set_ylabel(curve.metric)
     panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _foot(figure, handles, [*footnotes(groups), *section.not_shown])
+    _foot(figure, handles, section.not_shown)
     return figure
 
 
 def _draw_line(panel: Axes, line: Line, label: str, style: dict[str, Any]) -> Any:
     label += f" ({line.runs} {'run' if line.runs == 1 else 'runs'})"
-    marker = "o" if len(line.places) == 1 else ""
-    [handle] = panel.plot(line.places, line.band.estimate, label=label, marker=marker, **style)
+    [handle] = panel.plot(line.places, line.band.estimate, label=label, **sparse_markers(style, len(line.places)))
     if np.isfinite(line.band.low).all():
         panel.fill_between(line.places, line.band.low, line.band.high, color=style["color"], alpha=0.15, lw=0)
     return handle

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.groups import ALONE, DAGGER, Group, ReportTask, footnotes
+from llmrl.analysis.groups import ALONE, Group, ReportTask
 from llmrl.analysis.resampling_levels import clusters_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.statistics import standard_error
@@ -134,7 +134,7 @@ def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
         columns,
         rows,
         3,
-        notes=[*notes, *footnotes(each.group for each in players)],
+        notes=notes,
     )
 
 
@@ -148,8 +148,7 @@ def _names(players: Sequence[FinalEpisodes]) -> list[str]:
     for each in players:
         named = [part.partition("=") for part in each.name.split(", ")]
         parts = [f"{key}{sign}{value}" for key, sign, value in named if not sign or key in _GROUPS]
-        mark = f" {DAGGER}" if each.group.shown != each.group.label else ""
-        short.append(", ".join(parts) + mark if parts else each.group.shown)
+        short.append(each.group.display_name(", ".join(parts)) if parts else each.group.shown)
     seen = Counter((each.task, name) for each, name in zip(players, short, strict=True))
     return [name if seen[each.task, name] == 1 else each.group.shown for each, name in zip(players, short, strict=True)]
 

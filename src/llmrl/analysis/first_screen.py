@@ -18,6 +18,7 @@ import numpy as np
 from llmrl.analysis.bootstrap import bootstrap_bands
 from llmrl.analysis.curves import on_common_grid
 from llmrl.analysis.groups import Group, ReportTask, tasks_of
+from llmrl.analysis.principal_scores import ANYTIME
 from llmrl.analysis.reference_lines import LINES, OBJECTIVE, references_of
 from llmrl.analysis.resampling_levels import clusters_of
 from llmrl.analysis.runs import RunRecord
@@ -78,7 +79,7 @@ def link(bands: bool, port: int = PORT) -> str:
     ends = "" if bands else f"(?!.*/({LOW}|{HIGH})$)"
     query = {
         "runFilter": f"^{ends}(.*/)?{FOLDER}/",
-        "tagFilter": f"^({COMPARE}|principal/best_objective$)",
+        "tagFilter": f"^{COMPARE}",
         "runColorGroup": f"regex:{FOLDER}/({REFERENCE}/[^/]+|[^/]+)",
         "smoothing": str(SMOOTHING),
     }
@@ -108,7 +109,8 @@ def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> FirstScreen |
 def _write_task(task: ReportTask) -> int:
     """Write the groups of a task; returns how many have something to compare."""
     root = task.groups[0].runs[0].folder.parent.parent / FOLDER
-    names = short_names(task)
+    short = short_names(task)
+    names = {group.label: group.display_name(short[group.label]) for group in task.groups}
     written: set[Path] = set()
     last = 1
     for group in task.groups:
@@ -124,11 +126,10 @@ def _write_task(task: ReportTask) -> int:
     groups = len([path for path in written if path.parent == root])
     lines, _ = references_of([(group, group.runs) for group in task.groups])
     if groups and len(lines) == len(LINES):  # else groups have lines of their own
-        tag = tag_of("proposal", OBJECTIVE)
-        assert tag is not None
+        tags = [tag_of("recommendation", ANYTIME), tag_of("proposal", OBJECTIVE)]
         for line in lines:
             path = root / REFERENCE / line.line
-            _write(path, {step: {tag: line.value} for step in (1, last)})
+            _write(path, {step: {tag: line.value for tag in tags if tag is not None} for step in (1, last)})
             written.add(path)
     for path in root.rglob(PATTERN):
         if path.parent not in written:

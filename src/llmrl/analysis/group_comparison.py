@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,30 +11,61 @@ import numpy as np
 from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.crossed_bootstrap import Factors, difference, improvement, mean_band, paired, stays_above
 from llmrl.analysis.curves import on_common_grid
-from llmrl.analysis.groups import Group, footnotes
+from llmrl.analysis.groups import Group, scripted_notes
+from llmrl.analysis.principal_scores import (
+    ANYTIME,
+    ANYTIME_ERROR,
+    ONLINE,
+    RECOMMENDATION,
+    principal_scores,
+    score_notes,
+)
 from llmrl.analysis.reference_lines import OBJECTIVE, ReferenceLine
 from llmrl.analysis.resampling_levels import pretrainings_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
+from llmrl.analysis.study_captions import figure_caption, online_figure_caption
 from llmrl.analysis.study_settings import StudyResult, StudySettings
 from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
+from llmrl.analysis.time_to_solution import SolutionTimes, solution_level, solution_times, times_table
 
 _CURVE_RESAMPLES = 2_000
+_MEASUREMENTS = "measurements"
+"""Counter of the curves of recommendations."""
+
+
+@dataclass(frozen=True)
+class GroupCurve:
+    """The curve of one group over one counter.
+
+    Attributes:
+        places: x coordinates, [n_places], increasing.
+        values: value of each run at these, [n_places, n_runs].
+        band: mean over the runs with its interval, [n_places].
+    """
+
+    places: np.ndarray
+    values: np.ndarray
+    band: Band
 
 
 @dataclass(frozen=True)
 class GroupTrace:
-    """The scores and the curve of one group of a study.
+    """The scores and curves of one group of a study.
 
     Attributes:
-        name: short name of the group.
-        shown: the name, with a dagger if a scripted stand-in replaced a language model.
+        name: short name of the group, a value of the swept key.
+        shown: its display name.
         group: the group.
         scores, score: scores of its runs, [n_runs], and their mean with its interval.
         factors: factors that its runs share.
         pretrainings: number of different pre-training runs that its runs start from.
-        places, values: x coordinates [n_places] and values [n_places, n_runs] of its curve; empty if it has none.
-        band: mean curve with its interval, [n_places]; None without a curve.
+        curve: curve of the metric; None without one, or for a group that is drawn as a line.
+        anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
+            evaluated.
+        evaluation_error: largest standard error of one evaluation in `anytime`; NaN if unknown.
+        online, online_score: online performance of its runs, [n_runs], and their mean with its interval; empty and None
+            if the score is not a recommendation.
     """
 
     name: str
@@ -43,9 +75,16 @@ class GroupTrace:
     score: Band
     factors: Factors
     pretrainings: int
-    places: np.ndarray = field(default_factory=lambda: np.array([]))
-    values: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
-    band: Band | None = None
+    curve: GroupCurve | None = None
+    anytime: GroupCurve | None = None
+    evaluation_error: float = math.nan
+    online: np.ndarray = field(default_factory=lambda: np.array([]))
+    online_score: Band | None = None
+
+    @property
+    def main_curve(self) -> GroupCurve | None:
+        """The curve whose end is the score: of recommendations if there is one, else of the metric."""
+        return self.anytime or self.curve
 
 
 @dataclass(frozen=True)
@@ -55,7 +94,8 @@ class Comparison:
     Attributes:
         difference: difference of their mean scores, `one` minus `other`.
         probability: probability that a run of `one` beats a run of `other`.
-        since: x coordinate from which the difference of the curves stays above 0 with its interval; None: it does not.
+        since: x coordinate from which the difference of the curves (`GroupTrace.main_curve`) stays above 0 with its
+            interval; None: it does not.
     """
 
     one: GroupTrace
@@ -85,11 +125,18 @@ class GroupsCompared(StudyResult):
         traces: its groups, highest score first.
         comparisons: comparisons that the settings ask for.
         references: levels that were measured before the runs.
+        online_caption: caption of the figure of online performance; empty if there is none.
     """
 
     traces: tuple[GroupTrace, ...]
     comparisons: tuple[Comparison, ...]
     references: tuple[ReferenceLine, ...]
+    online_caption: str = ""
+
+    @property
+    def has_anytime(self) -> bool:
+        """Whether the main figure shows curves of recommendations."""
+        return any(trace.anytime is not None for trace in self.traces)
 
 
 def groups_compared(
@@ -117,7 +164,9 @@ def groups_compared(
     found = [
         _trace(settings, names[group.label], group, runs, resamples, seed, width) for group, runs in finished if runs
     ]
-    traces = sorted((trace for trace in found if trace is not None), key=lambda trace: -float(trace.score.estimate))
+    traces = _comparable(
+        sorted((trace for trace in found if trace is not None), key=lambda trace: -float(trace.score.estimate))
+    )
     comparisons = [
         _compared(one, other, resamples, seed)
         for name in settings.against
@@ -128,12 +177,28 @@ def groups_compared(
     ]
     unit = settings.unit or settings.metric or "result"
     shown = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
-    axis = AXES[settings.over][1]
-    tables = [_scores(settings, traces, shown, unit), _curves(traces, settings.over)]
+    anytime = any(trace.anytime is not None for trace in traces)
+    axis = AXES[_MEASUREMENTS if anytime else settings.over][1]
+    tables = [_scores(settings, traces, shown, unit)]
+    tables += [_published(settings, unit)] if settings.published else []
+    tables += _times(settings, traces, shown, unit)
     tables += [_comparisons(comparisons, axis)] if comparisons else []
-    sentences = (*_sentences(comparisons, unit), *footnotes(trace.group for trace in traces))
-    caption = _caption(settings, traces, shown, unit, axis)
-    return GroupsCompared(settings, sentences, tuple(tables), caption, tuple(traces), tuple(comparisons), shown)
+    tables += [_curves("study_curves", {trace.shown: trace.curve for trace in traces}, settings.over)]
+    if anytime:
+        tables += [_curves("study_anytime", {trace.shown: trace.anytime for trace in traces}, _MEASUREMENTS)]
+        tables += [_recommendations(traces)]
+    recommended = {trace.shown: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
+    online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
+    sentences = (
+        *_sentences(comparisons, unit),
+        *score_notes(recommended, online),
+        *scripted_notes(trace.group for trace in traces),
+    )
+    caption = figure_caption(settings, traces, bool(shown), unit)
+    online_caption = online_figure_caption(settings, traces, unit) if anytime and online else ""
+    return GroupsCompared(
+        settings, sentences, tuple(tables), caption, tuple(traces), tuple(comparisons), shown, online_caption
+    )
 
 
 def _trace(
@@ -158,17 +223,41 @@ def _trace(
         scores = np.array(results)
     factors = Factors.of(runs)
     score = mean_band(scores, factors, resamples=resamples, seed=seed)
-    shown = group.shown.replace(group.label, name)
-    trace = GroupTrace(name, shown, group, scores, score, factors, pretrainings_of(runs))
-    if curves is None or name in settings.lines:
-        return trace
-    common = on_common_grid([(places, _smoothed(values, settings.smooth)) for places, values in curves])
-    if common is None:
-        return trace
-    places, values = common
+    trace = GroupTrace(name, group.display_name(name), group, scores, score, factors, pretrainings_of(runs))
     few = min(resamples, _CURVE_RESAMPLES)
-    band = mean_band(values, factors, resamples=few, seed=seed)
-    return replace(trace, places=places, values=values, band=band)
+    recommended = principal_scores(runs, RECOMMENDATION) if settings.last_fraction is None else None
+    online = None if recommended is None else principal_scores(runs, ONLINE)
+    if online is not None:
+        trace = replace(trace, online=online, online_score=mean_band(online, factors, resamples=resamples, seed=seed))
+    if name in settings.lines:
+        return trace
+    if curves is not None:
+        smoothed = [(places, _smoothed(values, settings.smooth)) for places, values in curves]
+        trace = replace(trace, curve=_group_curve(smoothed, factors, few, seed))
+    if online is None:
+        return trace
+    anytime = [series(run.folder, ANYTIME, _MEASUREMENTS) for run in runs]
+    if any(len(places) < 2 for places, _ in anytime):
+        return trace
+    errors = [series(run.folder, ANYTIME_ERROR, _MEASUREMENTS)[1] for run in runs]
+    error = max((float(own.max()) for own in errors if len(own)), default=math.nan)
+    return replace(trace, anytime=_group_curve(anytime, factors, few, seed), evaluation_error=error)
+
+
+def _group_curve(curves: Sequence[Series], factors: Factors, resamples: int, seed: int) -> GroupCurve | None:
+    """Return the curve of a group; None if no x coordinate is common to all of its runs."""
+    common = on_common_grid(curves)
+    if common is None:
+        return None
+    places, values = common
+    return GroupCurve(places, values, mean_band(values, factors, resamples=resamples, seed=seed))
+
+
+def _comparable(traces: Sequence[GroupTrace]) -> list[GroupTrace]:
+    """Return traces that have curves of recommendations only if all groups with a curve have one."""
+    if all(trace.anytime is not None for trace in traces if trace.curve is not None):
+        return list(traces)
+    return [replace(trace, anytime=None) for trace in traces]
 
 
 def _series_of(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
@@ -197,19 +286,20 @@ def _compared(one: GroupTrace, other: GroupTrace, resamples: int, seed: int) -> 
 
 def _since(one: GroupTrace, other: GroupTrace, resamples: int, seed: int) -> float | None:
     """Return from where on a curve stays above the other, or its level, to the end of the shorter one; else None."""
-    if not len(one.places):
+    ours, theirs = one.main_curve, other.main_curve
+    if ours is None:
         return None
-    if len(other.places):
-        last = min(one.places[-1], other.places[-1])
-        places = one.places[(one.places <= last) & (one.places >= other.places[0])]
+    if theirs is not None:
+        last = min(ours.places[-1], theirs.places[-1])
+        places = ours.places[(ours.places <= last) & (ours.places >= theirs.places[0])]
         if not len(places):
             return None
-        theirs = np.stack([np.interp(places, other.places, run) for run in other.values.T], axis=-1)
+        levels = np.stack([np.interp(places, theirs.places, run) for run in theirs.values.T], axis=-1)
     else:
-        places, theirs = one.places, np.tile(other.scores, (len(one.places), 1))
-    ours = one.values[np.isin(one.places, places)]
+        places, levels = ours.places, np.tile(other.scores, (len(ours.places), 1))
+    values = ours.values[np.isin(ours.places, places)]
     few = min(resamples, _CURVE_RESAMPLES)
-    apart = difference(ours, theirs, one.factors, other.factors, resamples=few, seed=seed)
+    apart = difference(values, levels, one.factors, other.factors, resamples=few, seed=seed)
     return stays_above(places, apart.low)
 
 
@@ -244,26 +334,60 @@ def _interval(band: Band, form: Callable[[float], str]) -> str:
 def _scores(
     settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
 ) -> ReportTable:
+    online = any(trace.online_score is not None for trace in traces)
     form = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
-    published = bool(settings.published)
-    columns = ["group", "runs", unit, *(["published"] if published else [])]
-    data: list[list[object]] = [["group", "runs", "pretrainings", "score", "low", "high", "published"]]
+    columns = ["group", "runs", *(["recommendation", "online performance"] if online else [unit])]
+    data: list[list[object]] = [["group", "runs", "pretrainings", "score", "low", "high"]]
+    data[0] += ["online_performance", "online_low", "online_high"] if online else []
     rows = []
     for trace in traces:
-        there = settings.published.get(trace.name)
         runs = f"{len(trace.scores)}" + (f" ({trace.pretrainings} pre-trained)" if trace.pretrainings else "")
-        rows.append([trace.shown, runs, _interval(trace.score, form)])
-        rows[-1] += [NOTHING if there is None else f"{there:g}"] if published else []
-        numbers = [float(x) for x in (trace.score.estimate, trace.score.low, trace.score.high)]
-        data.append([trace.name, len(trace.scores), trace.pretrainings, *numbers, there])
+        bands = [trace.score, *([trace.online_score] if online else [])]
+        rows.append([trace.shown, runs, *(NOTHING if band is None else _interval(band, form) for band in bands)])
+        data.append([trace.shown, len(trace.scores), trace.pretrainings])
+        for band in bands:
+            data[-1] += [None] * 3 if band is None else [float(x) for x in (band.estimate, band.low, band.high)]
     for line in references:
-        rows.append([line.label, NOTHING, form(line.value), *([NOTHING] if published else [])])
-        data.append([line.label, None, None, line.value, None, None, None])
-    share = settings.last_fraction
-    judged = "the runs' results" if share is None else f"the last {share:.0%} of each run"
-    judged += f" (all of {', '.join(settings.lines)})" if settings.lines and share is not None else ""
-    caption = f"{unit}: mean over {judged}, with 95% bootstrap intervals"
-    return ReportTable("study_scores", caption, data, columns, rows, notes=[settings.source] if settings.source else [])
+        rows.append([line.label, NOTHING, form(line.value), *([NOTHING] if online else [])])
+        data.append([line.label, None, None, line.value, *([None] * (len(data[0]) - 4))])
+    if online:
+        caption = f"{unit}: means over the runs of a group, with 95% intervals"
+    else:
+        share = settings.last_fraction
+        judged = "the runs' results" if share is None else f"the last {share:.0%} of each run"
+        judged += f" (all of {', '.join(settings.lines)})" if settings.lines and share is not None else ""
+        caption = f"{unit}: mean over {judged}, with 95% intervals"
+    return ReportTable("study_scores", caption, data, columns, rows)
+
+
+def _published(settings: StudySettings, unit: str) -> ReportTable:
+    """Return the table of published results, which are of other agents and budgets than the runs."""
+    ordered = sorted(settings.published.items(), key=lambda item: -item[1])
+    rows = [[name, f"{value:g}"] for name, value in ordered]
+    notes = [settings.source] if settings.source else []
+    caption = f"Published results ({unit}), of other agents and budgets"
+    data: list[list[object]] = [["group", "published"], *([name, value] for name, value in ordered)]
+    return ReportTable("study_published", caption, data, ["group", "published"], rows, notes=notes)
+
+
+def _times(
+    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
+) -> list[ReportTable]:
+    """Return the table of times to solution; empty without a best known value, a level of no mechanism, or curves of
+    recommendations."""
+    measured = [line.value for line in references if line.line == "no_mechanism"]
+    # Several values are those of different groups.
+    levels = measured if len(measured) == 1 else []
+    levels += [float(trace.score.estimate) for name in settings.lines for trace in traces if trace.name == name]
+    if settings.best_known is None or not levels:
+        return []
+    level = solution_level(levels[0], settings.best_known)
+    every: list[SolutionTimes] = [
+        solution_times(trace.shown, trace.anytime.places, trace.anytime.values, level)
+        for trace in traces
+        if trace.anytime is not None
+    ]
+    return [times_table(every, level, unit)] if every else []
 
 
 def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
@@ -282,41 +406,29 @@ def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
         rows.append([each.one.shown, each.other.shown, *cells])
         numbers = [float(x) for x in (each.difference.estimate, each.difference.low, each.difference.high)]
         numbers += [float(x) for x in (each.probability.estimate, each.probability.low, each.probability.high)]
-        data.append([each.one.name, each.other.name, *numbers, each.since, each.paired])
+        data.append([each.one.shown, each.other.shown, *numbers, each.since, each.paired])
     how = "paired by pre-training run" if any(each.paired for each in comparisons) else "of independent runs"
     caption = f"The comparisons that were planned, {how}: 95% intervals, not corrected for their number"
     return ReportTable("study_comparisons", caption, data, columns, rows, texts=2)
 
 
-def _curves(traces: Sequence[GroupTrace], over: str) -> ReportTable:
-    """Return the table of the curves, which is written as a file only."""
+def _curves(name: str, curves: Mapping[str, GroupCurve | None], over: str) -> ReportTable:
+    """Return a table of curves by display name of their groups, which is written as a file only."""
     data: list[list[object]] = [["group", over, "mean", "low", "high"]]
+    for group, curve in curves.items():
+        if curve is not None:
+            points = zip(curve.places, curve.band.estimate, curve.band.low, curve.band.high, strict=True)
+            data += [[group, *point] for point in points]
+    return ReportTable(name, "Curves of a figure of the study", data)
+
+
+def _recommendations(traces: Sequence[GroupTrace]) -> ReportTable:
+    """Return the table of the recommendations of each run, which is written as a file only."""
+    data: list[list[object]] = [["group", "run", "seed", _MEASUREMENTS, "objective"]]
     for trace in traces:
-        if trace.band is not None:
-            points = zip(trace.places, trace.band.estimate, trace.band.low, trace.band.high, strict=True)
-            data += [[trace.name, *point] for point in points]
-    return ReportTable("study_curves", "The curves of the study's figure", data)
-
-
-def _caption(
-    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str, axis: str
-) -> str:
-    curves = [trace for trace in traces if len(trace.places)]
-    counts = sorted({len(trace.scores) for trace in traces})
-    runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
-    pretrained = max((trace.pretrainings for trace in traces), default=0)
-    parts = [f"{unit}, mean over {runs} runs a group" + (f" on {pretrained} pre-training runs" if pretrained else "")]
-    judged = "result" if settings.last_fraction is None else f"mean of the last {settings.last_fraction:.0%}"
-    dots = f"each run's {judged}, as a dot, and their mean with its 95% interval"
-    if curves:
-        longest = max(float(trace.places[-1]) for trace in curves)
-        smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
-        over = "pre-training runs and seeds" if pretrained else "runs"
-        parts += [f"Left, over {longest:,.0f} {axis}{smooth}, with 95% bands over {over}; right, {dots}"]
-    else:
-        parts.append(dots[:1].upper() + dots[1:])
-    if references:
-        parts.append("Level lines were measured before the runs")
-    if settings.published:
-        parts.append("Diamonds are published values, of other agents and budgets")
-    return ". ".join(parts) + "."
+        if trace.anytime is None:
+            continue
+        for i, seed in enumerate(trace.factors.seeds):
+            points = zip(trace.anytime.places, trace.anytime.values[:, i], strict=True)
+            data += [[trace.shown, i, seed, *point] for point in points]
+    return ReportTable("study_recommendations", "Recommendations of each run", data)

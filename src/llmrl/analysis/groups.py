@@ -14,9 +14,14 @@ from llmrl.run.folder_names import title as title_of
 from llmrl.run.shared_factors import PRETRAINING
 
 SCRIPTED = "scripted"
-"""Word in the label of a scripted stand-in for a language model."""
-
-DAGGER = "†"
+"""Word in the label of the fixed rules that reply in place of a language model (`llm=scripted`)."""
+SCRIPTED_RULE = "scripted rule"
+"""Display name of a group whose replies are those of fixed rules."""
+SCRIPTED_NOTE = (
+    "The scripted rule is llm=scripted: fixed rules that read the same prompts as a language model. It is not a "
+    "language model."
+)
+_MODEL = "llm"
 
 _DEFAULT = "default"
 ALONE = "all runs"
@@ -42,8 +47,39 @@ class Group:
 
     @property
     def shown(self) -> str:
-        """The label, with a dagger if a scripted stand-in replaced a language model; see `footnotes`."""
-        return f"{self.label} {DAGGER}" if SCRIPTED in self.llm else self.label
+        """Display name: the label, in which fixed rules are not called a language model; see `display_name`."""
+        return self.display_name(self.label)
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether fixed rules replied in place of a language model."""
+        return SCRIPTED in self.llm
+
+    def display_name(self, name: str) -> str:
+        """Return the display name for a short name, or the label, of the group.
+
+        Args:
+            name: parts `key=value` or values, separated by `, `.
+
+        >>> Group("", (), "scripted rule (not a language model)").display_name("principal=llm, llm=scripted")
+        'principal=scripted rule'
+        >>> Group("", (), "gpt-4o (litellm)").display_name("principal=llm, llm=gpt4o")
+        'principal=llm, llm=gpt4o'
+        """
+        if not self.is_scripted:
+            return name
+        parts = [part.rpartition("=") for part in name.split(", ")]
+        if any(_names_model(value) for key, _, value in parts if key != _MODEL):
+            renamed = [
+                (key, sign, SCRIPTED_RULE if _names_model(value) else value)
+                for key, sign, value in parts
+                if key != _MODEL and value != SCRIPTED
+            ]
+        elif any(value == SCRIPTED for *_, value in parts):
+            renamed = [(key, sign, SCRIPTED_RULE if value == SCRIPTED else value) for key, sign, value in parts]
+        else:
+            return f"{name} ({SCRIPTED_RULE})"
+        return ", ".join(f"{key}{sign}{value}" for key, sign, value in renamed)
 
     @property
     def expected(self) -> int:
@@ -106,9 +142,14 @@ def _environment(runs: Sequence[RunRecord]) -> str:
     return next((run.env for run in runs if run.env), "") or _overrides(runs).get("env", "")
 
 
-def footnotes(groups: Iterable[Group]) -> list[str]:
-    """Return the meanings of the dagger in `Group.shown`, for the groups that have one."""
-    return list(dict.fromkeys(f"{DAGGER} {group.llm}" for group in groups if group.shown != group.label))
+def _names_model(value: str) -> bool:
+    """Return whether a value of a label is an option for a language model: `llm`, or a treatment such as `tax_llm`."""
+    return value == _MODEL or value.endswith(f"_{_MODEL}")
+
+
+def scripted_notes(groups: Iterable[Group]) -> list[str]:
+    """Return the meaning of `SCRIPTED_RULE` as one sentence; empty if no group has that name."""
+    return [SCRIPTED_NOTE] if any(group.is_scripted for group in groups) else []
 
 
 _SEED_FOLDER = re.compile(r"/s[0-9]+/?$")

@@ -14,7 +14,7 @@ from llmrl.analysis.scores import DEFAULT_CURVES
 from llmrl.analysis.story.proposed import parameters_of
 from llmrl.analysis.table_format import NOTHING, ReportTable
 
-BEST_SO_FAR = ("search/best_return", "principal/best_objective")
+BEST_SO_FAR = ("search/best_return",)
 """Metrics whose curves say what the figure of proposals without names would."""
 _NEAR = 0.02
 """Share of the range of a study's scores by which the runs' results may differ and are still the same to a reader: a
@@ -61,7 +61,7 @@ def left_out(section: Section, drawn: bool) -> set[str]:
         return kinds
     if study.settings.metric in BEST_SO_FAR and not parameters_of(section.story.proposals):
         kinds.add("proposals")
-    if any(trace.band is not None for trace in study.traces):
+    if any(trace.curve is not None for trace in study.traces):
         kinds.add(f"curve_{study.settings.metric}")
         if study.settings.metric is None:
             kinds.update(f"curve_{metric}" for metric in DEFAULT_CURVES)

@@ -7,7 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
+from llmrl.analysis.figures import Drawing, check_installed, styled
+from llmrl.analysis.group_styles import COLOURS
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import PROBES_NAME

@@ -13,14 +13,16 @@ from typing import Any
 import llmrl
 from llmrl.analysis.aggregate import BAND_RESAMPLES
 from llmrl.analysis.figures import Drawing, drawings_of
+from llmrl.analysis.groups import scripted_notes
 from llmrl.analysis.once import left_out, narrowed, remarks_of
+from llmrl.analysis.principal_scores import SCORES_NOTE
 from llmrl.analysis.reference_lines import OBJECTIVE
 from llmrl.analysis.report import ESTIMATES, Report, Section
-from llmrl.analysis.report_tables import slugs, tables_of
+from llmrl.analysis.report_tables import online_performance, slugs, tables_of
 from llmrl.analysis.resampling_levels import FEW
 from llmrl.analysis.story.talks import VIDEO_BYTES, Exchange, StoryVideo
 from llmrl.analysis.story.timeline_figure import timeline_drawing
-from llmrl.analysis.study_figures import drawing_of, tasks_drawing
+from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
 from llmrl.analysis.study_tasks import NAME as OVERVIEW
 from llmrl.analysis.study_tasks import TasksCompared, tasks_compared
 from llmrl.analysis.table_format import ReportTable
@@ -30,7 +32,15 @@ from llmrl.run.files import write_atomic, write_bytes
 from llmrl.run.tensorboard_evaluations import pictures
 
 PAGE = "report.html"
-_STUDY = ("study_landscape", "study_scores", "study_comparisons")
+_STUDY = (
+    "study",
+    "study_online",
+    "study_landscape",
+    "study_scores",
+    "study_time_to_solution",
+    "study_comparisons",
+    "study_published",
+)
 _SCORES = ("scores", "efficiency", "improvement")
 """Tables of a section that are in the texts."""
 _STORY = {
@@ -135,7 +145,7 @@ def _drawn(
         return {}
     place = f"{report.sections.index(section) + 1} of {len(report.sections)}"
     said(f"figures of section {place}; --no-figures leaves them out")
-    study = [] if section.study is None else [drawing_of(section.study, f"{name}_study")]
+    study = [] if section.study is None else drawings_of_study(section.study, f"{name}_study")
     told = section.story.proposals
     without = left_out(section, drawn=True)
     drawn = told and "proposals" not in without
@@ -172,7 +182,7 @@ def _chapters(
         figures = [drawn[what] for what in whats if what in drawn]
         return Chapter(title, notes, figures, [own[what] for what in whats if what in own], **more)
 
-    studied = chapter("", ("study", *_STUDY), section.study.sentences if section.study is not None else ())
+    studied = chapter("", _STUDY, section.study.sentences if section.study is not None else ())
     found = [chapter(title, whats) for title, whats in _STORY.items()]
     story = section.story
     videos = [
@@ -228,6 +238,10 @@ def method(report: Report) -> list[str]:
             "of them; the error is that of a few measurements. The best of the scan is the highest of several noisy "
             "numbers. Over contexts, each is the mean."
         )
+    if any(online_performance(section, settings) for section in report.sections):
+        lines.append(SCORES_NOTE)
+    if not any(section.study for section in report.sections):  # else its sentences say so
+        lines += scripted_notes(group for _, group, _, _ in report.runs)
     if any(section.over_tasks for section in report.sections):
         lines.append(
             "Over tasks, scores are normalised within each task, so that 0 is the worst and 1 the best of all finished "

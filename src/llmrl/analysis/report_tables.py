@@ -10,9 +10,10 @@ import numpy as np
 
 from llmrl.analysis.bootstrap import Band
 from llmrl.analysis.final_episodes import players_table
-from llmrl.analysis.groups import Group, footnotes
+from llmrl.analysis.groups import Group
 from llmrl.analysis.llm_calls import CallTotals
 from llmrl.analysis.once import differing, estimates_shown
+from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
 from llmrl.analysis.reference_lines import OBJECTIVE, ReferenceLine
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
 from llmrl.analysis.report_settings import ReportSettings
@@ -63,44 +64,62 @@ def scores(
     models = any(n.group.llm for n in section.numbers)
     remarks = any(n.remark for n in section.numbers)
     units = any("," in n.units for n in section.numbers)  # else there are only runs, which have a column
+    online = online_performance(section, settings)
     rows = []
     for n in section.numbers:
         extremes = [form(float(f(n.pooled))) if n.scores else NOTHING for f in (np.min, np.max)]
         cells = [n.group.shown, *([n.group.llm or NOTHING] if models else [])]
         cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in shown)]
         cells += [form(n.standard_error), *extremes]
+        cells += [form(online[n.group.shown]) if n.group.shown in online else NOTHING] if online else []
         rows.append([*cells, *([n.units] if units else []), *([n.remark] if remarks else [])])
     for level in references:
         cells = [level.label, *([NOTHING] if models else []), NOTHING]
         cells += [form(level.value) if key == "mean" else NOTHING for key in shown]
-        cells += [form(level.standard_error), NOTHING, NOTHING, *([NOTHING] if units else [])]
+        cells += [form(level.standard_error), NOTHING, NOTHING, *([NOTHING] if online else [])]
+        cells += [NOTHING] if units else []
         rows.append([*cells, *(["measured before the runs"] if remarks else [])])
     columns = ["group", *(["language model"] if models else []), "runs"]
-    columns += [*(ESTIMATES[key] for key in shown), "s.e.", "min", "max"]
+    columns += [*(ESTIMATES[key] for key in shown), "s.e.", "min", "max", *(["online performance"] if online else [])]
     columns += (["levels"] if units else []) + (["remark"] if remarks else [])
     header = ["group", "llm", "finished", "expected"]
     header += [column for key in ESTIMATES for column in (key, f"{key}_low", f"{key}_high")]
-    data: list[list[object]] = [[*header, "standard_error", "min", "max", "levels", "remark"]]
+    data: list[list[object]] = [[*header, "standard_error", "min", "max", "online_performance", "levels", "remark"]]
     for n in section.numbers:
-        line: list[object] = [n.group.label, n.group.llm, len(n.pooled), n.expected]
+        line: list[object] = [n.group.shown, n.group.llm, len(n.pooled), n.expected]
         for key in ESTIMATES:
             band = n.estimates.get(key)
             line += [None] * 3 if band is None else [band.estimate, band.low, band.high]
-        line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max)), n.units, n.remark]
+        line += [n.standard_error, *((f(n.pooled) if n.scores else None) for f in (np.min, np.max))]
+        line += [online.get(n.group.shown), n.units, n.remark]
         data.append(line)
     for level in references:
         known = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
         data.append([known.get(str(column)) for column in data[0]])
     return ReportTable(
         f"{name}_scores",
-        f"{section.title}: scores over runs, with 95% bootstrap intervals",
+        f"{section.title}: {'recommendations' if online else 'scores'} over runs, with 95% intervals",
         data,
         columns,
         rows,
         2 if models else 1,
         remarks,
-        footnotes(n.group for n in section.numbers),
+        score_notes({n.group.shown: float(n.estimates["mean"].estimate) for n in section.compared}, online),
     )
+
+
+def online_performance(section: Section, settings: ReportSettings) -> dict[str, float]:
+    """Return the mean online performance of each group by display name; empty if the scores of the section are not
+    recommendations of principals."""
+    if settings.rule.metric or section.over_tasks:
+        return {}
+    found = {}
+    for numbers in section.compared:
+        finished = [run for run in numbers.group.runs if run.state == "finished"]
+        online = principal_scores(finished, ONLINE)
+        if online is not None and principal_scores(finished, RECOMMENDATION) is not None:
+            found[numbers.group.shown] = float(online.mean())
+    return found
 
 
 def comparable_references(section: Section, report: Report) -> tuple[ReferenceLine, ...]:
@@ -119,7 +138,7 @@ def efficiency(section: Section, name: str) -> ReportTable:
         cells = [_with_interval(n, key, form) for key in shown]
         rows.append([n.group.shown, f"{len(n.pooled)} of {n.expected}", *cells, form(n.standard_error), n.remark])
         numbers = [[None] * 3 if band is None else [band.estimate, band.low, band.high] for band in bands]
-        data.append([n.group.label, len(n.pooled), *(x for each in numbers for x in each)])
+        data.append([n.group.shown, len(n.pooled), *(x for each in numbers for x in each)])
     return ReportTable(
         f"{name}_efficiency",
         f"{section.title}: sample efficiency (mean success over the frames of training), with 95% bootstrap intervals",
@@ -128,7 +147,6 @@ def efficiency(section: Section, name: str) -> ReportTable:
         rows,
         1,
         True,
-        footnotes(n.group for n in section.efficiency),
     )
 
 
@@ -141,7 +159,7 @@ def improvement(section: Section, name: str) -> ReportTable:
         rows.append([f"({k + 1}) {compared[i].group.shown}", *cells])
     data: list[list[object]] = [["group", "over", "probability", "low", "high"]]
     data += [
-        [a.group.label, b.group.label, band.estimate[i, j], band.low[i, j], band.high[i, j]]
+        [a.group.shown, b.group.shown, band.estimate[i, j], band.low[i, j], band.high[i, j]]
         for i, a in enumerate(compared)
         for j, b in enumerate(compared)
         if i != j
@@ -152,7 +170,7 @@ def improvement(section: Section, name: str) -> ReportTable:
         data,
         ["group", *(f"({k + 1})" for k in range(len(shown)))] if len(shown) > 1 else (),
         rows,
-        notes=[*footnotes(compared[i].group for i in shown), *section.not_shown],
+        notes=section.not_shown,
     )
 
 
@@ -165,7 +183,7 @@ def not_counted(report: Report) -> ReportTable:
         [
             ["task", "group", "seed", "state", "reason"],
             *(
-                [left.task, left.group.label, seed, left.state, left.reason]
+                [left.task, left.group.shown, seed, left.state, left.reason]
                 for left in report.excluded
                 for seed in left.seeds
             ),
@@ -173,7 +191,6 @@ def not_counted(report: Report) -> ReportTable:
         ["task", "group", "seeds", "state", "reason"],
         rows,
         5,
-        notes=footnotes(left.group for left in report.excluded),
     )
 
 
@@ -195,7 +212,7 @@ def llm_calls(report: Report) -> ReportTable:
             *(
                 [
                     t,
-                    g.label,
+                    g.shown,
                     ", ".join(c.models),
                     c.calls,
                     c.cached,
@@ -212,7 +229,6 @@ def llm_calls(report: Report) -> ReportTable:
         ["task", "group", "model", "replies", "from cache", "failed", "lost", *_TOOK],
         rows,
         3,
-        notes=footnotes(group for _, group, _ in report.calls),
     )
 
 
@@ -239,23 +255,27 @@ def _profiles(section: Section, name: str) -> list[ReportTable]:
     data: list[list[object]] = [["group", "threshold", "share_above", "low", "high"]]
     for n, band in zip(section.compared, section.profiles, strict=True):
         columns = zip(section.thresholds, band.estimate, band.low, band.high, strict=True)
-        data += [[n.group.label, *line] for line in columns]
+        data += [[n.group.shown, *line] for line in columns]
     return [ReportTable(f"{name}_profile", f"{section.title}: performance profile", data)] if section.profiles else []
 
 
 def _curve(section: Section, name: str, index: int) -> ReportTable:
     curve = section.curves[index]
+    shown = {n.group.label: n.group.shown for n in section.numbers}
     data: list[list[object]] = [["group", "runs", curve.over, "iqm", "low", "high"]]
     for line in curve.lines:
         columns = zip(line.places, line.band.estimate, line.band.low, line.band.high, strict=True)
-        data += [[line.label, line.runs, *cells] for cells in columns]
+        data += [[shown[line.label], line.runs, *cells] for cells in columns]
     return ReportTable(f"{name}_curve_{slug(curve.metric)}", f"{section.title}: {curve.metric}", data)
 
 
 def _runs(report: Report) -> ReportTable:
     root = report.folder.absolute()
-    lines = [
-        [task, group.label, run.seed, run.state, score, run.llm, run.folder.relative_to(root).as_posix()]
-        for task, group, run, score in report.runs
-    ]
-    return ReportTable("runs", "Every run", [["task", "group", "seed", "state", "score", "llm", "folder"], *lines])
+    header = ["task", "group", "seed", "state", "score", "online_performance", "llm", "folder"]
+    lines: list[list[object]] = []
+    for task, group, run, score in report.runs:
+        online = principal_scores([run], ONLINE) if run.state == "finished" else None
+        folder = run.folder.relative_to(root).as_posix()
+        performance = None if online is None else float(online[0])
+        lines.append([task, group.shown, run.seed, run.state, score, performance, run.llm, folder])
+    return ReportTable("runs", "Every run", [list(header), *lines])

@@ -20,6 +20,7 @@ from llmrl.run.training_episodes import training_metrics
 AXES = {
     "env_steps": ("env_steps", "environment steps"),
     "proposals": ("proposals", "proposals tried"),
+    "measurements": ("measurements", "measurements"),
     "updates": ("updates", "updates"),
     "samples": ("samples", "samples shown"),
     "seconds": (f"{TIME}elapsed_s", "seconds of the run"),

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.figures import (
-    COLOURS,
-    DASHES,
-    REFERENCES,
-    Drawing,
-    new_figure,
-    styled,
-)
-from llmrl.analysis.group_comparison import GroupsCompared, GroupTrace
+from llmrl.analysis.bootstrap import Band
+from llmrl.analysis.figures import REFERENCES, Drawing, new_figure, styled
+from llmrl.analysis.group_comparison import GroupCurve, GroupsCompared, GroupTrace
+from llmrl.analysis.group_styles import LineEnd, group_styles, label_line_ends, level_style, sparse_markers
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES
-from llmrl.analysis.study_settings import StudyResult, StudySettings
+from llmrl.analysis.study_settings import StudyResult
 from llmrl.analysis.study_tasks import TasksCompared
 
 if TYPE_CHECKING:
@@ -28,23 +24,26 @@ if TYPE_CHECKING:
 
 _WIDEST = 13.0
 """Inches of maps beside each other."""
-_GREY = "#888888"
+_DARK = "#333333"
 _PANELS = 4
 """Tasks beside each other."""
 _A_ROW = 5
 """Entries of a legend beside each other."""
 
 
-def drawing_of(study: StudyResult, name: str) -> Drawing:
-    """Draw a study's figure.
+def drawings_of_study(study: StudyResult, name: str) -> list[Drawing]:
+    """Draw the figures of a study: one, and a second one of online performance where the first is of recommendations.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     if isinstance(study, Landscape):
-        return styled(name, study.caption, lambda: _maps(study))
+        return [styled(name, study.caption, lambda: _maps(study))]
     assert isinstance(study, GroupsCompared)
-    return styled(name, study.caption, lambda: _groups(study))
+    drawings = [styled(name, study.caption, lambda: _groups(study, online=False))]
+    if study.online_caption:
+        drawings.append(styled(f"{name}_online", study.online_caption, lambda: _groups(study, online=True)))
+    return drawings
 
 
 def _maps(study: Landscape) -> Figure:
@@ -95,52 +94,87 @@ def _maps(study: Landscape) -> Figure:
     return figure
 
 
-def _groups(study: GroupsCompared) -> Figure:
-    curves = [trace for trace in study.traces if trace.band is not None]
-    width = 1.5 + 0.62 * len(study.traces)
+@dataclass(frozen=True)
+class _Columns:
+    """What a figure of a study shows of one group: a curve on the left, and scores on the right."""
+
+    trace: GroupTrace
+    curve: GroupCurve | None
+    scores: np.ndarray
+    score: Band
+
+
+def _columns(study: GroupsCompared, online: bool) -> list[_Columns]:
+    """Return what a figure shows of each group, highest score first."""
+    found = []
+    for trace in study.traces:
+        if not online:
+            curve = trace.anytime if study.has_anytime else trace.curve
+            found.append(_Columns(trace, curve, trace.scores, trace.score))
+        elif trace.online_score is not None:
+            found.append(_Columns(trace, trace.curve, trace.online, trace.online_score))
+    return sorted(found, key=lambda each: -float(each.score.estimate))
+
+
+def _groups(study: GroupsCompared, online: bool) -> Figure:
+    columns = _columns(study, online)
+    curves = [each for each in columns if each.curve is not None]
+    width = 1.5 + 0.45 * len(columns)
     references = study.references if len(study.references) == len(REFERENCES) else ()  # else the table has them
-    figure = new_figure((7.5 if curves else 0.6) + width, 5.6)
+    figure = new_figure((8.2 if curves else 0.6) + width, 5.6)
     if curves:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[7, width])
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[6, width])
     else:
         left, right = None, figure.subplots()
-    styles = _styles([trace.name for trace in study.traces], study.settings)
-    handles: list[Any] = []
-    if left is not None:
-        for trace in sorted(curves, key=lambda trace: -float(trace.score.estimate)):
-            handles.append(_curve(left, trace, styles[trace.name]))
-        left.set_xlabel(AXES[study.settings.over][1])
-        left.set_ylabel(study.settings.unit or study.settings.metric or "result")
-        _engineering(left)
-    for k, trace in enumerate(study.traces):
-        _score(right, k, trace, styles[trace.name])
-        if left is not None and trace.band is None:
-            level = float(trace.score.estimate)
-            style = {**styles[trace.name], "linewidth": 1.5}
-            handles.append(left.axhline(level, label=f"{trace.shown} (level)", **style))
-    for k, trace in enumerate(study.traces):
-        if trace.name in study.settings.published:
-            own = study.settings.published[trace.name]
-            right.plot([k], [own], marker="D", markersize=6, color="white", markeredgecolor="black", linestyle="")
-    for line in references:
-        own = right if left is None else left
-        handles.append(own.axhline(line.value, label=line.label, **REFERENCES[line.line]))
-        if left is not None:
-            right.axhline(line.value, **REFERENCES[line.line])
-    if study.settings.published:
-        handles.append(
-            right.plot([], [], marker="D", color="white", markeredgecolor="black", linestyle="", label="published")[0]
-        )
-    right.set_xticks(
-        range(len(study.traces)), [trace.shown for trace in study.traces], rotation=60, ha="right", fontsize=9
-    )
-    right.set_xlim(-0.6, len(study.traces) - 0.4)
+    styles = group_styles([trace.name for trace in study.traces], study.settings.against)
+    for k, each in enumerate(columns):
+        _score(right, k, each, styles[each.trace.name])
+    right.set_xticks(range(len(columns)), [each.trace.shown for each in columns], rotation=60, ha="right", fontsize=9)
+    right.set_xlim(-0.6, len(columns) - 0.4)
     right.grid(axis="x", visible=False)
+    unit = study.settings.unit or study.settings.metric or "result"
+    (right if left is None else left).set_ylabel(unit)
+    for line in references:
+        for panel in (right, left) if left is not None else (right,):
+            panel.axhline(line.value, label=line.label, **REFERENCES[line.line])
     if left is None:
-        right.set_ylabel(study.settings.unit or study.settings.metric or "result")
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=_A_ROW if curves else 2, fontsize=10)
+        if references:
+            figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10)
+        return figure
+    ends = [LineEnd(line.label, None, line.value, _DARK) for line in references]
+    for each in columns:
+        style, level = styles[each.trace.name], float(each.score.estimate)
+        if each.curve is None:
+            left.axhline(level, label=f"{each.trace.shown} (level)", **level_style(style))
+            ends.append(LineEnd(f"{each.trace.shown} (level)", None, level, style["color"]))
+        else:
+            _curve(left, each.trace.shown, each.curve, style)
+            ends.append(
+                LineEnd(
+                    each.trace.shown, float(each.curve.places[-1]), float(each.curve.band.estimate[-1]), style["color"]
+                )
+            )
+    if study.has_anytime and not online:
+        left.set_xlabel(AXES["measurements"][1])
+        _measurement_axis(left, [each.curve for each in curves if each.curve is not None])
+    else:
+        left.set_xlabel(AXES[study.settings.over][1])
+        _engineering(left)
+    if not label_line_ends(left, ends):
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=_A_ROW, fontsize=10)
     return figure
+
+
+def _measurement_axis(panel: Axes, curves: Sequence[GroupCurve]) -> None:
+    """Make the x axis logarithmic, with ticks at the numbers of measurements that were evaluated."""
+    places = sorted({float(place) for curve in curves for place in curve.places})
+    shown: list[float] = []
+    for place in places:
+        if not shown or place > 1.2 * shown[-1]:  # closer labels overlap
+            shown.append(place)
+    panel.set_xscale("log")
+    panel.set_xticks(shown, [f"{place:g}" for place in shown])
+    panel.minorticks_off()
 
 
 def tasks_drawing(tasks: TasksCompared, name: str) -> Drawing:
@@ -157,16 +191,16 @@ def _tasks(tasks: TasksCompared) -> Figure:
     rows = -(-len(tasks.titles) // across)
     figure = new_figure(3.4 * across, 0.7 + 2.7 * rows)
     panels = figure.subplots(rows, across, squeeze=False)
-    styles = _styles(tasks.names, tasks.settings)
+    styles = group_styles(tasks.names, tasks.settings.against)
     handles: dict[str, Any] = {}
     for panel, title, study in zip(panels.flat, tasks.titles, tasks.studies, strict=False):
         for trace in study.traces:
-            level = float(trace.score.estimate)
-            if trace.band is None:
-                handles[trace.name] = panel.axhline(level, label=trace.shown, **styles[trace.name])
+            level, style = float(trace.score.estimate), styles[trace.name]
+            if trace.curve is None:
+                handles[trace.name] = panel.axhline(level, label=trace.shown, **level_style(style))
                 continue
-            handles[trace.name] = _curve(panel, trace, styles[trace.name])
-            panel.plot([float(trace.places[-1])], [level], marker="_", markersize=14, color=styles[trace.name]["color"])
+            handles[trace.name] = _curve(panel, trace.shown, trace.curve, {**style, "markersize": 4})
+            panel.plot([float(trace.curve.places[-1])], [level], marker="_", markersize=14, color=style["color"])
         panel.set_title(title, fontsize=11)
         panel.tick_params(labelsize=8)
         _engineering(panel)
@@ -182,36 +216,22 @@ def _tasks(tasks: TasksCompared) -> Figure:
     return figure
 
 
-def _styles(names: Sequence[str], settings: StudySettings) -> dict[str, dict[str, Any]]:
-    """A colour and a dash by name, which do not depend on who is ahead."""
-    names = sorted(names)
-    greys = [name for name in names if name in settings.against]
-    coloured = [name for name in names if name not in greys]
-    styles = {
-        name: {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k // len(COLOURS) % len(DASHES)], "linewidth": 2}
-        for k, name in enumerate(coloured)
-    }
-    return styles | {
-        name: {"color": _GREY, "linestyle": DASHES[k % len(DASHES)], "linewidth": 2.5} for k, name in enumerate(greys)
-    }
-
-
-def _curve(panel: Axes, trace: GroupTrace, style: dict[str, Any]) -> Any:
-    assert trace.band is not None
-    [handle] = panel.plot(trace.places, trace.band.estimate, label=trace.shown, **style)
-    if np.isfinite(trace.band.low).all():
-        panel.fill_between(trace.places, trace.band.low, trace.band.high, color=style["color"], alpha=0.1, lw=0)
+def _curve(panel: Axes, label: str, curve: GroupCurve, style: dict[str, Any]) -> Any:
+    drawn = sparse_markers(style, len(curve.places))
+    [handle] = panel.plot(curve.places, curve.band.estimate, label=label, **drawn)
+    if np.isfinite(curve.band.low).all():
+        panel.fill_between(curve.places, curve.band.low, curve.band.high, color=style["color"], alpha=0.1, lw=0)
     return handle
 
 
-def _score(panel: Axes, k: int, trace: GroupTrace, style: dict[str, Any]) -> None:
-    spread = np.linspace(-0.14, 0.14, len(trace.scores)) if len(trace.scores) > 1 else np.zeros(1)
-    panel.scatter(k + spread, trace.scores, s=12, color=style["color"], alpha=0.45, linewidths=0)
-    if np.isfinite(trace.score.low):
-        ends = [float(trace.score.low), float(trace.score.high)]
-        panel.plot([k, k], ends, color=style["color"], linewidth=5, alpha=0.5, solid_capstyle="butt")
-    level = [float(trace.score.estimate)]
-    panel.plot([k], level, marker="_", markersize=16, markeredgewidth=2.5, color=style["color"])
+def _score(panel: Axes, k: int, each: _Columns, style: dict[str, Any]) -> None:
+    spread = np.linspace(-0.14, 0.14, len(each.scores)) if len(each.scores) > 1 else np.zeros(1)
+    color, marker = style["color"], style["marker"]
+    panel.scatter(k + spread, each.scores, s=14, marker=marker, color=color, alpha=0.45, linewidths=0)
+    if np.isfinite(each.score.low):
+        ends = [float(each.score.low), float(each.score.high)]
+        panel.plot([k, k], ends, color=color, linewidth=5, alpha=0.5, solid_capstyle="butt")
+    panel.plot([k], [float(each.score.estimate)], marker="_", markersize=16, markeredgewidth=2.5, color=color)
 
 
 def _engineering(panel: Axes) -> None:

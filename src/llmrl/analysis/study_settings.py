@@ -34,6 +34,7 @@ class StudySettings:
         against: values of the swept key with which all others are compared.
         lines: values of the swept key that are drawn as horizontal lines.
         map: names of the parameters on the x and y axes of heat maps, and of one with a map for each value.
+        best_known: highest objective that is known, for the time to solution; None: no time to solution.
         published: results of the published study, by value of the swept key.
         source: reference for the published results.
     """
@@ -47,6 +48,7 @@ class StudySettings:
     against: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     map: Annotated[list[str], MinLen(2), MaxLen(3)] | None = None
+    best_known: float | None = None
     published: Mapping[str, float] = field(default_factory=dict)
     source: str | None = None
 

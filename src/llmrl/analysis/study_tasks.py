@@ -80,12 +80,12 @@ class TasksCompared:
             own = {trace.name: trace for trace in study.traces}
             form = NumberFormat(np.concatenate([trace.scores for trace in own.values()]))
             rows.append([title, *(_cell(own.get(name), form) for name in self.names)])
-            for name, trace in own.items():
+            for trace in own.values():
                 numbers = [float(x) for x in (trace.score.estimate, trace.score.low, trace.score.high)]
-                data.append([title, name, len(trace.scores), *numbers])
+                data.append([title, trace.shown, len(trace.scores), *numbers])
         columns = ["task", *(self.shown(name) for name in self.names)]
         unit = self.settings.unit or self.settings.metric or "result"
-        return ReportTable(NAME, f"{unit} in each task, with 95% bootstrap intervals", data, columns, rows)
+        return ReportTable(NAME, f"{unit} in each task, with 95% intervals", data, columns, rows)
 
 
 def tasks_compared(report: Report) -> TasksCompared | None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.figures import COLOURS, Drawing, check_installed, styled
+from llmrl.analysis.figures import Drawing, check_installed, styled
+from llmrl.analysis.group_styles import COLOURS
 from llmrl.analysis.statistics import Interval, mean_proportion
 from llmrl.analysis.table_format import NOTHING, ReportTable
 from llmrl.core import atomic_files

@@ -29,7 +29,6 @@ _TEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
-    "†": r"\dag{}",
 }
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, principal_scores
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.plain_data import read_object
@@ -51,6 +52,8 @@ RUNS: Schema = {
     "hash": "str",
     "state": "str",
     "result": "float64",
+    "recommendation": "float64",
+    "online_performance": "float64",
     "environment": "str",
     "model": "str",
     "attempts": "int64",
@@ -159,6 +162,11 @@ def pandas() -> Any:
     return pandas
 
 
+def _score(run: RunRecord, key: str) -> float:
+    found = principal_scores([run], key) if run.state == "finished" else None
+    return math.nan if found is None else float(found[0])
+
+
 def runs_frame(runs: Sequence[NamedRun]) -> pd.DataFrame:
     """One row a run; an override that not all of them share is a column of its own, a number where all are."""
     rows = [
@@ -170,6 +178,8 @@ def runs_frame(runs: Sequence[NamedRun]) -> pd.DataFrame:
             "hash": each.record.digest,
             "state": each.record.state,
             "result": math.nan if each.record.result is None else each.record.result,
+            RECOMMENDATION: _score(each.record, RECOMMENDATION),
+            ONLINE: _score(each.record, ONLINE),
             "environment": each.record.env,
             "model": each.record.llm,
             "attempts": each.record.attempt,

@@ -74,9 +74,10 @@ class Results:
         """One row a run.
 
         Columns: `run`, which tells it from all others; `name` (folder under the output root); `label`, what was typed
-        for its group and not for the others; `seed`, `hash`, `state` (finished, running, failed, ...), `result` (NaN
-        unless finished), `environment`, `model` (of language), `attempts`, `done` of `total` `unit`, `started` and
-        `updated` (UTC), `error`, `folder`; and every override that differs between the runs, such as `principal` or
+        for its group and not for the others; `seed`, `hash`, `state` (finished, running, failed, ...), `result`
+        (NaN unless finished), `recommendation` and `online_performance` (of runs with a principal, else NaN),
+        `environment`, `model` (of language), `attempts`, `done` of `total` `unit`, `started` and `updated`
+        (UTC), `error`, `folder`; and every override that differs between the runs, such as `principal` or
         `design.steps`, missing where it was not typed.
         """
         return dataframes.runs_frame(self._named)
@@ -163,7 +164,7 @@ class Results:
     def _named(self) -> list[NamedRun]:
         """The runs with what tables call them."""
         labels = {
-            run.folder: group.label
+            run.folder: group.shown
             for task in tasks_of(self.records, self.root)
             for group in task.groups
             for run in group.runs

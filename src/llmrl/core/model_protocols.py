@@ -18,7 +18,7 @@ class ChatModel(Protocol):
     There may be further models beside the chosen one; a request names its model (`ChatRequest.model`)."""
 
     label: str
-    """Label of the model in results, e.g. `gpt-4o (litellm)` or `scripted (not a language model)`."""
+    """Label of the model in results, e.g. `gpt-4o (litellm)` or `scripted rule (not a language model)`."""
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the replies in the order of the requests.

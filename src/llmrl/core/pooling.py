@@ -120,6 +120,11 @@ class PooledEstimates:
         """
         return self._found[context, key_of(vector)]
 
+    def count(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> int:
+        """Return the number of measurements of a vector in a context."""
+        estimate = self._found.get((context, key_of(vector)))
+        return 0 if estimate is None else estimate.measurements
+
     def best(self, context: int | str | None = None) -> Estimate | None:
         """Return the highest estimate of a context, of equal ones the one measured first; None if there is none."""
         return self._best.get(context)

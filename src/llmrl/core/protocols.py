@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 import numpy as np
 
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.records import (
     Array,
     Briefing,
@@ -309,6 +310,21 @@ class Proposer(Protocol):
     def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Recommender(Protocol):
+    """A proposer with a rule of its own for the vector that it recommends.
+
+    Without this method the recommendation is the incumbent: the vector with the highest mean of all its measurements.
+    Outcomes of confirmed candidates are passed to `tell` only if the class attribute `learns_from_others` is true.
+    """
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the vectors that the principal's rule ranks highest in a context, best first, [m, d] with m <= n.
+
+        Changes no state and draws no random numbers. `estimates` pools all measurements so far, by context index."""
+        ...
 
 
 @runtime_checkable

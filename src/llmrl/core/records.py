@@ -155,7 +155,7 @@ class Briefing:
     """Facts about the run that a language-model principal is told.
 
     Attributes:
-        steps: principal steps of the whole run.
+        steps: principal steps in which the principal proposes.
         adapt_rounds: training rounds of a society under each proposal.
         validate_episodes: episodes that a payoff is averaged over.
         replicates: societies that learn independently under each proposal.
@@ -163,7 +163,7 @@ class Briefing:
         without: payoff without a mechanism, measured beforehand, by context (key None: no contexts); empty: unknown.
         games: games that a society plays side by side in each round.
         updates: updates of a society per training round; 0: the agents do not learn.
-        counted: number of last principal steps whose mean objective is the run's result.
+        confirmations: measurements after the last proposal that compare the leading vectors again.
     """
 
     steps: int
@@ -174,7 +174,7 @@ class Briefing:
     without: Mapping[str | None, float] = field(default_factory=dict)
     games: int = 1
     updates: int = 1
-    counted: int = 1
+    confirmations: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from llmrl.analysis.principal_scores import RECOMMENDATION, SCORES_NOTE
 from llmrl.analysis.reference_lines import LINES
 from llmrl.core.plain_data import read_object
 from llmrl.display.console import near, print_rows, terminal
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
 
-_LINES = {**LINES, "last_proposals": "mean of the last proposals", "best_proposal": "best proposal"}
-"""What a summary's `references` tells of each context, in the order of the table, and what it is called."""
+_LINES = {**LINES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
+"""Levels of each context in a summary's `references`, in the order of the table, and their display names."""
 
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
@@ -72,16 +73,15 @@ def print_summary(run: Run) -> None:
         for column in ("step", *names, *contextual, "objective", "± s.e."):
             table.add_column(column, justify="right")
         shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
-        named = run.summary["best_of_contexts"] or [run.summary["best"]]
-        best = [(row["mechanism"], row["context"]) for row in named]
+        recommended = [(row["mechanism"], row["context"]) for row in run.summary["recommendations"]]
         for row in shown:
             cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
             cells += [row[key] for key in contextual]
             error = row["standard_error"]
             cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
-            table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in best else None)
+            table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in recommended else None)
         console.print(table)
-        _print_best(console, run.summary["best_measured_again"], named)
+        print_recommendations(console, run.summary)
         if "references" in run.summary:
             print_reached(console, run.summary["references"])
     measured = _measured(run.folder)
@@ -107,7 +107,7 @@ def print_summary(run: Run) -> None:
         f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
     )
     if "principal_steps" in run.summary:
-        console.print("The best mechanism beside none: the same with --mechanism none,best", soft_wrap=True)
+        console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
 
 
 def validity_warning_of(summary: Mapping[str, Any]) -> str:
@@ -127,21 +127,29 @@ def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None
         )
 
 
-def _print_best(console: Console, measured_again: bool, named: Sequence[dict[str, Any]]) -> None:
-    """The best proposals, and what their numbers are."""
-    table = Table(title="Best proposals" if len(named) > 1 else "Best proposal")
-    contextual = [] if named[0]["context"] is None else ["context"]
-    for column in (*named[0]["mechanism"], *contextual, "objective", "± s.e.", "measurements"):
+def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print the recommendation of each context, and the two scores of a run with a principal."""
+    rows = summary["recommendations"]
+    table = Table(title="Recommendations" if len(rows) > 1 else "Recommendation")
+    contextual = [] if rows[0]["context"] is None else ["context"]
+    for column in (*rows[0]["mechanism"], *contextual, "objective", "± s.e.", "evaluations"):
         table.add_column(column, justify="right")
-    for row in named:
-        error = row["standard_error"]
+    for row in rows:
         cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(row[key] for key in contextual)]
-        cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}", str(row["measurements"])]
-        table.add_row(*cells)
+        cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
+        table.add_row(*cells, str(row["evaluations"]))
     console.print(table)
-    if not measured_again:
+    online = summary["online_performance"]
+    if RECOMMENDATION in summary:
         console.print(
-            "Chosen for these very measurements, so luck is in them; design.race=3 measures the best few again.",
+            f"Recommendation {summary[RECOMMENDATION]:,.4g} (the result); online performance {online:,.4g}. "
+            f"{SCORES_NOTE}",
+            soft_wrap=True,
+        )
+    else:
+        console.print(
+            f"Online performance {online:,.4g} (the result): mean objective of the last fifth of the proposals. The "
+            "recommendation was not evaluated (design.evaluations=0).",
             soft_wrap=True,
         )
 
@@ -195,9 +203,9 @@ def print_reached(console: Console, found: Mapping[str, Any]) -> None:
             error = row["standard_error"]
             cells = [*([own["context"] if i == 0 else ""] if several else []), words, f"{row['value']:,.3f}"]
             cells += ["-" if error is None else f"{error:,.3f}"]
-            shown = line in ("scan_best", "best_proposal")
+            shown = line in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if shown else "")
-            table.add_row(*cells, style="bold" if line == "best_proposal" else None)
+            table.add_row(*cells, style="bold" if line == "recommendation" else None)
         table.add_section()
     console.print(table)
     for sentence in sentences(found):
@@ -209,7 +217,8 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     said = [f"{_gain(own)}{_beside_scan(own)}" for own in found["contexts"] if own["gain"] is not None]
     if found["learned"] is False:
         said.append(
-            "The last proposals are better neither than the first ones nor than the coarse scan's average by more than "
+            "By online performance, the last proposals are better neither "
+            "than the first ones nor than the coarse scan's average by more than "
             "noise: nothing shows that the principal learned from what it asked."
         )
     if found["warning"]:
@@ -218,10 +227,10 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
 
 
 def _gain(own: Mapping[str, Any]) -> str:
-    """How the best proposal of a context compares with no mechanism."""
+    """Return how far the recommendation of a context is above no mechanism."""
     value, error = own["gain"]["value"], own["gain"]["standard_error"]
     where = "" if own["context"] is None else f" in context {own['context']}"
-    said = f"The best proposal{where} is {abs(value):.3g} {'above' if value >= 0 else 'below'} no mechanism"
+    said = f"The recommendation{where} is {abs(value):.3g} {'above' if value >= 0 else 'below'} no mechanism"
     if error is None:
         return f"{said}; whether that is more than noise takes more measurements (design.references=2)."
     said += f" (standard error of the difference {error:.2g})"
@@ -230,7 +239,7 @@ def _gain(own: Mapping[str, Any]) -> str:
 
 def _beside_scan(own: Mapping[str, Any]) -> str:
     """Say so if a few blind vectors had found as much."""
-    short = own["scan_best"]["value"] - own["best_proposal"]["value"]
+    short = own["scan_best"]["value"] - own["recommendation"]["value"]
     if short < 0:
         return ""
     return f" It is {short:.3g} below the best of the coarse scan, the highest of {len(own['scan'])} noisy means."

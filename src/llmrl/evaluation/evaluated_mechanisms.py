@@ -82,8 +82,8 @@ def mechanisms_asked_for(
 ) -> tuple[list[EvaluatedMechanism], int | None]:
     """The mechanisms `asked` for in a run with a checkpoint `state`, and the index of the context they are played in.
 
-    That is `context`, else that of the best proposal, of the last or the first there is, whichever is asked for first
-    in this order. `best` is the best proposal in a context that was asked for.
+    That is `context`, else that of the best recommendation, of the last or the first there is, whichever is asked for
+    first in this order. `best` is the recommendation in a context that was asked for.
 
     Raises:
         ConfigError: there is no such mechanism or context, or numbers are out of bounds.
@@ -121,7 +121,7 @@ def society(history: Sequence[Row], several: int) -> int:
 
 
 def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
-    rows: Sequence[Row] = state["best"]
+    rows: Sequence[Row] = state["recommended"]
     if context is None or not spec.contexts:
         return rows[0]
     for row in rows:
@@ -141,7 +141,7 @@ def _evaluated(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMechanism:
     else:
         vector = space.check([float(x) for x in name.split(",")])
     shown = {
-        "best": f"With the best {space.name} found",
+        "best": f"With the recommended {space.name}",
         "last": f"With the {space.name} of the last step",
     }.get(name, f"With {space.name} {name.replace(',', ', ')}")
     if (vector == space.neutral).all():
@@ -234,7 +234,8 @@ def adapt_societies(
         collector = Collector(env, societies.policy, parts.device, keep)
         adaptation = Adaptation(collector, societies, env.spec.horizon, config["design"]["rollout_steps"])
         for i in range(plan.rounds):
-            serve(adaptation.round(seeds.child("adapt").child(i), np.stack(vectors), context))
+            nodes = [seeds.child("adapt").child(i)] * len(vectors)
+            serve(adaptation.round(nodes, np.stack(vectors), context))
         return [agent.state_dict() for agent in agents]
     finally:
         env.close()

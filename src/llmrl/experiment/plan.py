@@ -18,7 +18,7 @@ from llmrl.llms.provider import Provider
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.societies import steps_per_second
-from llmrl.principals.grid import FINE, PLAYS, fitting_points
+from llmrl.principals.grid import FINE, PLAYS, fitting_arms
 from llmrl.run.progress_bar import clock
 
 
@@ -158,13 +158,17 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
 
 
 def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
-    """Return rows on the principal, its number of arms, and whether these are too many."""
+    """Return rows on the principal, the measurements of each of its arms, and whether there are too many arms."""
     principal = parts.principal
     if principal is None:
         return [("principal", "none")]
-    name, short = type(principal).__name__, shortage(config, principal)
-    words = f"{name}: {principal.n_arms:,} arms" if isinstance(principal, Bandit) else name
-    return [("principal", words), *([] if short is None else [("  but", short)])]
+    words, kind = type(principal).__name__, loop_kind(config)
+    if isinstance(principal, Bandit) and kind in ("design", "search"):
+        mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
+        words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
+        words += " in a context" if principal.space.n_rows > 1 else ""
+    warnings = [each for each in (shortage(config, principal), coverage(config, principal)) if each is not None]
+    return [("principal", words), *(("  but", each) for each in warnings)]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:
@@ -188,14 +192,29 @@ def shortage(config: Mapping[str, Any], principal: Proposer | None) -> str | Non
     each = made // space.n_rows
     if each >= arms:
         return None
+    fits = "points" in config["principal"] and fitting_arms(space, None, FINE, made).n_arms <= each
     proposed = f"{each:,} proposal{'s' * (each != 1)}"
     if space.n_rows > 1:
         proposed = f"about {proposed} in each of {space.n_rows} contexts"
     times, at_once = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
     longer = f"{kind}.{times}={-(-PLAYS * arms * space.n_rows // at_once)}"
-    points = fitting_points(space, FINE, made)
-    coarser = f"principal.points={points} or " if points**space.dim <= each else ""
+    fewer = "principal.points=null (arms that fit the run) or " if fits else ""
     return (
         f"{proposed}, {arms:,} arms: close to a random search, as {arms - each:,} arms or more are never played; set "
-        f"{coarser}{longer}, or choose a principal without a grid (cem, cmaes, gp, llm)"
+        f"{fewer}{longer}, or choose a principal without arms (cem, cmaes, gp, llm)"
+    )
+
+
+def coverage(config: Mapping[str, Any], principal: Proposer | None) -> str | None:
+    """Return a warning for a run in which the candidates of a step cover all arms of its principal; None if they do
+    not, or the principal has no arms."""
+    kind = loop_kind(config)
+    if not isinstance(principal, Bandit) or kind not in ("design", "search"):
+        return None
+    candidates, arms = config[kind]["candidates"], principal.n_arms
+    if candidates < arms:
+        return None
+    return (
+        f"the {candidates:,} candidates of a step cover all {arms:,} arms: the first step of a context can measure "
+        f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {arms:,}"
     )

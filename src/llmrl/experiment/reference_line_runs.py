@@ -274,8 +274,10 @@ def _derived(config: Config, vectors: list[list[float]], repetitions: int, parts
         "reset_agents": True,
         "contexts": "in_turn",
         "references": 0,
-        "race": 0,
-        "race_rounds": 1,
+        "confirm_steps": 0,
+        "evaluations": 0,
+        "anytime": False,
+        "validate_at": None,
     }
     return own
 

@@ -95,7 +95,7 @@ class ScriptedChat(Provider):
         ConfigError: the shares add up to more than 1.
     """
 
-    label = "scripted (not a language model)"
+    label = "scripted rule (not a language model)"
     parallel = False
     remote = False
 

@@ -1,4 +1,4 @@
-"""What is asked of a design run, and which parts and numbers of it cannot work together."""
+"""Settings of a design run, and which parts and numbers of it cannot work together."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ class DesignSettings:
         replicates: that each vector governs.
         society_seeds: `own`: each society has a seed tree of its own; `consecutive`: that of the run `s` seeds on.
         rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
-        race: the best so many vectors of each context are measured again after the last step; 0: the best by what the
-            steps measured is named.
-        race_rounds: at most so many times; as often the winner is measured then, which is what is reported of it.
-        contexts: of a step: `drawn`, or one after the other (`in_turn`).
+        confirm_steps: principal steps at the end that measure the leading candidates again; None: a fifth of `steps`,
+            rounded down, if that is enough to compare two candidates in each context.
+        evaluations: evaluations of the recommendation of each context, rounded up to a multiple of `candidates`; 0: it
+            is not evaluated, and the result of the run is the online performance.
+        anytime: evaluate also the recommendations that follow from the first measurements alone
+            (`recommendation.ANYTIME_MEASUREMENTS`).
+        validate_at: adaptation rounds after which proposals are validated as well, at most `adapt_rounds`.
+        contexts: context of a step: `drawn`, or one after the other (`in_turn`).
         references: measurements of each vector of the coarse scan, by runs before this one; None: as many as cost no
             more than this run, at most 2; 0: none.
     """
@@ -46,8 +50,10 @@ class DesignSettings:
     replicates: PositiveInt = 1
     society_seeds: Literal["own", "consecutive"] = "own"
     rollout_steps: PositiveInt | None = None
-    race: NonNegativeInt = 0
-    race_rounds: PositiveInt = 2
+    confirm_steps: NonNegativeInt | None = None
+    evaluations: NonNegativeInt = 4
+    anytime: bool = False
+    validate_at: list[NonNegativeInt] | None = None
     contexts: Literal["drawn", "in_turn"] = "drawn"
     references: NonNegativeInt | None = 0
 
@@ -58,7 +64,7 @@ def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings
     Raises:
         ConfigError: the parts and the settings cannot work together.
     """
-    candidates, race, rollout_steps = settings.candidates, settings.race, settings.rollout_steps
+    candidates, rollout_steps = settings.candidates, settings.rollout_steps
     if spec.horizon is None:
         raise ConfigError(
             f"a principal needs episodes of one length: set env.horizon (e.g. 1000), which is null for env={spec.name}"
@@ -79,11 +85,21 @@ def checked_horizon(spec: EnvSpec, principal: Proposer, settings: DesignSettings
             f"design.replicates={settings.replicates}: {type(principal).__name__} (principal=metagrad) differentiates "
             "the learning of one society; set design.replicates=1, or choose another principal"
         )
-    if race and not settings.reset_agents:
+    if settings.confirm_steps and not settings.reset_agents:
         raise ConfigError(
-            f"design.race={race} measures proposals again on societies that start anew, and with "
-            "design.reset_agents=false none does: what a proposal did depended on those before it; set "
-            "design.reset_agents=true or design.race=0"
+            f"design.confirm_steps={settings.confirm_steps} measures candidates again on societies that start anew, "
+            "and with design.reset_agents=false none does: what a proposal did depended on those before it; set "
+            "design.reset_agents=true or design.confirm_steps=0"
+        )
+    if settings.anytime and not settings.evaluations:
+        raise ConfigError(
+            "design.anytime=true evaluates recommendations, and design.evaluations=0 forbids it; set "
+            "design.evaluations to 1 or more, or design.anytime=false"
+        )
+    late = [n for n in settings.validate_at or () if n > settings.adapt_rounds]
+    if late:
+        raise ConfigError(
+            f"design.validate_at={settings.validate_at}: rounds are in 0 .. design.adapt_rounds={settings.adapt_rounds}"
         )
     if rollout_steps is not None and spec.horizon % rollout_steps:
         raise ConfigError(
@@ -121,3 +137,30 @@ def differentiable_agent(
     if not agent.learns:
         raise ConfigError(f"{name} learns through the agents' learning, which agent.freeze=all stops; use core or none")
     return agent
+
+
+def confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
+    """Return the principal steps at the end that confirm candidates.
+
+    Each context needs a step and two measurements. By default fewer steps are not used for confirmation.
+
+    Raises:
+        ConfigError: `confirm_steps` is too small for the contexts, or leaves no step for proposals.
+    """
+    contexts = max(1, n_contexts)
+    confirm = settings.confirm_steps
+    if confirm is None:
+        steps = settings.steps // 5 if settings.reset_agents else 0
+        return steps if steps // contexts * settings.candidates >= 2 else 0
+    if confirm >= settings.steps:
+        raise ConfigError(
+            f"design.confirm_steps={confirm} leaves no step for proposals; it must be less than "
+            f"design.steps={settings.steps}"
+        )
+    if confirm and confirm // contexts * settings.candidates < 2:
+        fewest = contexts * -(-2 // settings.candidates)
+        raise ConfigError(
+            f"design.confirm_steps={confirm} is too small to measure two candidates"
+            f"{f' in each of {contexts} contexts' if contexts > 1 else ''}; set it to {fewest} or more, or to 0"
+        )
+    return confirm

@@ -1,16 +1,15 @@
-"""What proposals of a design run score in their validation episodes: the outcome that a proposer is told, what is
-logged of it, and the history of all."""
+"""Scores of vectors in the validation episodes of a design run: outcomes for the proposer, metrics, and the history."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from llmrl.analysis.statistics import standard_error_of_mean
-from llmrl.core.pooling import PooledEstimates
+from llmrl.core.pooling import PooledEstimates, key_of
 from llmrl.core.records import Outcome
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
@@ -20,11 +19,19 @@ from llmrl.rollout.episode_summaries import judged, measures
 
 @dataclass
 class Score:
-    """A proposal's outcome, the episodes it was measured in, and the objective in each of its societies."""
+    """The score of a vector in one trial.
+
+    Attributes:
+        outcome: outcome for the proposer.
+        episodes: validation episodes.
+        societies: objective of each society.
+        validated: objective after earlier adaptation rounds, by number of rounds (`design.validate_at`).
+    """
 
     outcome: Outcome
     episodes: list[Episode]
     societies: list[float]
+    validated: dict[int, float] = field(default_factory=dict)
 
 
 def score(
@@ -88,25 +95,36 @@ def proposal_metrics(scores: Sequence[Score], mechanism: ParameterSpace) -> dict
 
 
 class DesignHistory:
-    """The rows of a summary's `history`, and what all measurements say of each vector in each context.
+    """The measurements of a run, and the pooled estimate of each vector in each context.
 
     Args:
-        spec: of the environment, which has a mechanism.
-        episodes: of a society that a measurement is the mean over.
+        spec: specification of an environment that has a mechanism.
+        episodes: validation episodes of a society in one measurement.
 
     Attributes:
-        rows: one a proposal, in their order.
-        pool: of what the rows say; follows from them.
+        proposals: rows of a summary's `history`, one a proposal, in order.
+        confirmations: rows of a summary's `confirmations`, in order.
+        estimates: pooled estimates of all rows, by context index; they follow from the rows.
     """
 
     def __init__(self, spec: EnvSpec, episodes: int) -> None:
         self.spec, self.episodes = spec, episodes
-        self.rows: list[dict[str, Any]] = []
-        self.pool = PooledEstimates()
+        self.proposals: list[dict[str, Any]] = []
+        self.confirmations: list[dict[str, Any]] = []
+        self.estimates = PooledEstimates()
 
-    def add(self, step: int, scores: Sequence[Score]) -> None:
-        """Write down what the proposals of `step`, counted from 1, scored."""
-        for i, each in enumerate(scores):
+    @property
+    def measurements(self) -> int:
+        return len(self.proposals) + len(self.confirmations)
+
+    def add(self, step: int, scores: Sequence[Score], repetitions: Sequence[int], confirmed: bool = False) -> None:
+        """Record the scores of a step, counted from 1.
+
+        Args:
+            repetitions: for each score, how many earlier candidates of the step have the same vector.
+            confirmed: whether the step confirms candidates.
+        """
+        for i, (each, repetition) in enumerate(zip(scores, repetitions, strict=True)):
             outcome = each.outcome
             row = {
                 "step": step,
@@ -115,41 +133,59 @@ class DesignHistory:
                 "standard_error": outcome.standard_error,
                 "values": outcome.values.tolist(),
                 **({"societies": each.societies} if len(each.societies) > 1 else {}),
+                **({"repetition": repetition} if repetition and not confirmed else {}),
+                **({"validated": {str(n): value for n, value in each.validated.items()}} if each.validated else {}),
                 "mechanism": self._mechanism(outcome.vector),
                 "context": None if outcome.context is None else self.spec.contexts[outcome.context],
             }
-            self.restore([row])
+            self._restore(row, confirmed)
 
-    def restore(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Take in rows as they were written down."""
-        for row in rows:
-            self.rows.append(row)
-            units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
-            told = (row["objective"], row["standard_error"], units, units * self.episodes)
-            self.pool.add(vector, *told, row["context"], f"step {row['step']}")
+    def restore(self, proposals: Sequence[dict[str, Any]], confirmations: Sequence[dict[str, Any]]) -> None:
+        """Restore rows, which are plain data."""
+        for row in proposals:
+            self._restore(row, confirmed=False)
+        for row in confirmations:
+            self._restore(row, confirmed=True)
 
-    def row(self, vector: Sequence[float] | np.ndarray, context: int | str | None) -> dict[str, Any]:
-        """What every row of a summary says of a vector."""
-        return {"mechanism": self._mechanism(np.asarray(vector)), "context": context}
+    def describe(self, vector: Sequence[float] | np.ndarray, context: int | None) -> dict[str, Any]:
+        """Return the fields `mechanism` and `context` of a vector's rows."""
+        name = None if context is None else self.spec.contexts[context]
+        return {"mechanism": self._mechanism(np.asarray(vector)), "context": name}
 
-    def best(self) -> list[dict[str, Any]]:
-        """The best proposal of each context by what the steps measured."""
-        found = [best for context in self.pool.contexts if (best := self.pool.best(context)) is not None]
-        return [
-            self.row(each.vector, each.context)
-            | {"objective": each.value, "standard_error": each.standard_error, "measurements": each.measurements}
-            for each in found
-        ]
+    def objective_range(self, context: int | None) -> float:
+        """Return the range of the estimates of a context; 0 without estimates."""
+        values = [each.value for each in self.estimates.ranked(context)]
+        return max(values) - min(values) if values else 0.0
 
-    def contestants(self, n: int) -> dict[int | str | None, list[Sequence[float]]]:
-        """The vectors of the `n` highest estimates of each context, highest first."""
-        return {c: [each.vector for each in self.pool.ranked(c)[:n]] for c in self.pool.contexts}
-
-    @property
-    def several(self) -> bool:
-        """Whether there is something to choose from in a context."""
-        return any(len(self.pool.ranked(context)) > 1 for context in self.pool.contexts)
+    def _restore(self, row: dict[str, Any], confirmed: bool) -> None:
+        (self.confirmations if confirmed else self.proposals).append(row)
+        units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
+        context = None if row["context"] is None else self.spec.contexts.index(row["context"])
+        # Confirmations draw random numbers of their own.
+        draw = None if confirmed else draw_name(row["step"], row.get("repetition", 0))
+        numbers = (row["objective"], row["standard_error"], units, units * self.episodes)
+        self.estimates.add(vector, *numbers, context, draw)
 
     def _mechanism(self, vector: np.ndarray) -> dict[str, float]:
         assert self.spec.mechanism is not None
         return dict(zip(self.spec.mechanism.names, vector.tolist(), strict=True))
+
+
+def draw_name(step: int, repetition: int) -> str:
+    """Return the name of the random numbers of a proposal's measurement (`Outcome.draw`)."""
+    return f"step {step}" + (f", repetition {repetition}" if repetition else "")
+
+
+def repetitions_of(vectors: np.ndarray) -> list[int]:
+    """Return, for each row of [n, d], how many earlier rows are equal to it.
+
+    >>> repetitions_of(np.array([[0.0], [1.0], [0.0], [0.0]]))
+    [0, 0, 1, 2]
+    """
+    counts: dict[tuple[float, ...], int] = {}
+    repetitions = []
+    for vector in vectors:
+        key = key_of(vector)
+        repetitions.append(counts.get(key, 0))
+        counts[key] = repetitions[-1] + 1
+    return repetitions

@@ -107,6 +107,11 @@ class References:
         """Whether the objective differs significantly between the vectors of the scan; None if unknown."""
         return None if self.variance is None or self.variance.p is None else self.variance.p < LEVEL
 
+    def range(self, context: str | None) -> float:
+        """Return the range of the scan's means in a context."""
+        values = [each.value for each in self._own(context).scan]
+        return max(values) - min(values)
+
     def metrics(self, context: str | None) -> dict[str, float]:
         """Return the reference lines of a context as metrics, for comparison with curves of the objective."""
         own = self._own(context)
@@ -117,7 +122,7 @@ class References:
         """Return the reference lines for `summary.json`, and the results of the run relative to them.
 
         Args:
-            named: best proposal of each context.
+            named: evaluated recommendation of each context.
             history: history of the run.
             last: number of proposals in the last fifth of its steps.
         """
@@ -134,7 +139,7 @@ class References:
     def _beside(self, own: Situation, named: Rows, history: Rows, last: int) -> dict[str, Any]:
         """Return the lines of a context, and the run's results in it; None where the run has none."""
         told = asdict(own) | {"scan_best": None if own.best is None else asdict(own.best)}
-        told |= dict.fromkeys(("last_proposals", "best_proposal", "gain"))
+        told |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
         ended = [row for row in history[-last:] if row["context"] == own.context]
         if ended:
             error = self._error(ended) if len(ended) > 1 else ended[0]["standard_error"]
@@ -142,7 +147,7 @@ class References:
         for best in named:
             if best["context"] == own.context:
                 value, error = best["objective"], best["standard_error"]
-                told["best_proposal"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
+                told["recommendation"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
                 told["gain"] = {"value": value - own.no_mechanism.value} | self._of_gain(best, history)
         return told
 
@@ -155,7 +160,7 @@ class References:
         noise = self.noise
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
-        one = self._of_one(history) / math.sqrt(best["measurements"])
+        one = self._of_one(history) / math.sqrt(best["evaluations"])
         error = math.hypot(noise, max(one, best["standard_error"] or 0.0))
         value = best["objective"] - self._own(best["context"]).no_mechanism.value
         return {"standard_error": error, "beyond_noise": value > SURE * error}

@@ -69,21 +69,21 @@ class Societies:
         """Proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""
         return np.repeat(vectors, self.several * self.games, axis=0)
 
-    def game_seeds(self, seeds: Seeds) -> int | list[int]:
-        """What `VecEnv.reset` is given at this node of the seed tree."""
-        if self.several == 1:
-            return seeds.integer("env")
-        return [each.integer("env") for each in self._replicates(seeds)] * self.candidates
+    def game_seeds(self, nodes: Sequence[Seeds]) -> int | list[int]:
+        """Return the seed of `VecEnv.reset`, or one for each society, at the seed node of each proposal."""
+        if self.several == 1 and _is_common(nodes):
+            return nodes[0].integer("env")
+        return self._integers(nodes, "env")
 
-    def action_seeds(self, seeds: Seeds) -> list[int]:
-        """Of the generators of actions; societies of different proposals share theirs."""
-        if self.several == 1:
-            return [seeds.integer("actions")]
-        return [each.integer("actions") for each in self._replicates(seeds)] * self.candidates
+    def action_seeds(self, nodes: Sequence[Seeds]) -> list[int]:
+        """Return the seeds of the generators of actions; a single one is shared by all societies."""
+        if self.several == 1 and _is_common(nodes):
+            return [nodes[0].integer("actions")]
+        return self._integers(nodes, "actions")
 
-    def learn(self, rollout: Rollout, seeds: Seeds) -> Update:
-        """Ask for an update of every society on its games. A society draws the same minibatches under all proposals."""
-        minibatches = [each.integer("minibatches") for each in self._replicates(seeds)] * self.candidates
+    def learn(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
+        """Request an update of every society on its games, with minibatches drawn at the seed node of its proposal."""
+        minibatches = self._integers(nodes, "minibatches")
         return Update(agents=self.agents, rollout=rollout, minibatches=minibatches, stacked=True)
 
     def under(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
@@ -93,8 +93,16 @@ class Societies:
         starts = range(0, len(own), self.several)
         return [[rollout for each in own[i : i + self.several] for rollout in each] for i in starts]
 
-    def _replicates(self, seeds: Seeds) -> list[Seeds]:
-        return seeds.replicates(self.several, self._consecutive)
+    def _integers(self, nodes: Sequence[Seeds], name: str) -> list[int]:
+        """Return the seed `name` of every society, [candidates x several], in the order of the agents."""
+        return [
+            replicate.integer(name) for node in nodes for replicate in node.replicates(self.several, self._consecutive)
+        ]
+
+
+def _is_common(nodes: Sequence[Seeds]) -> bool:
+    """Return whether all proposals draw the same random numbers."""
+    return all(node is nodes[0] for node in nodes)
 
 
 class Adaptation:
@@ -118,14 +126,15 @@ class Adaptation:
         self.pieces = [piece] * (horizon // piece)
 
     def round(
-        self, seeds: Seeds, vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
+        self, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, learner: MetaLearner | None = None
     ) -> Requests[tuple[list[Episode], list[dict[str, float]]]]:
         """Play an episode in every game, and update every society after each piece of it.
 
         Agents that do not learn play whole episodes and are not updated.
 
         Args:
-            seeds: of the round: of its games, its actions and its minibatches.
+            nodes: seed node of each proposal for the round: its games, its actions and its minibatches. Proposals with
+                the same object draw the same random numbers.
             vectors: proposals that govern the societies, [candidates, d].
             context: of all games; None where there are none.
             learner: updates in the societies' place and keeps how the updates depend on the mechanism.
@@ -139,32 +148,40 @@ class Adaptation:
         for i, steps in enumerate(self.pieces if learns else [sum(self.pieces)]):
             if i == 0:
                 rollout = yield self.episode(
-                    steps, seeds, vectors, context, learn=learns, reward_jacobian=reward_jacobian
+                    steps, nodes, vectors, context, learn=learns, reward_jacobian=reward_jacobian
                 )
             else:
                 rollout = yield PlaySteps(
                     collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian
                 )
             episodes += rollout.episodes
-            draws = seeds if i == 0 else seeds.child("piece").child(i)
+            pieces = nodes if i == 0 else derived(nodes, "piece", i)
             if learner is not None:
-                minibatches = draws.integer("minibatches")
+                minibatches = pieces[0].integer("minibatches")
                 losses.append((yield DifferentiableUpdate(learner=learner, rollout=rollout, minibatches=minibatches)))
             elif learns:
-                losses += yield self.societies.learn(rollout, draws)
+                losses += yield self.societies.learn(rollout, pieces)
         return episodes, losses
 
-    def episode(self, steps: int, seeds: Seeds, vectors: np.ndarray, context: int | None, **kept: bool) -> PlayEpisode:
-        """Ask for so many `steps` of a new episode in every game; `kept` are fields of the request."""
+    def episode(
+        self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
+    ) -> PlayEpisode:
+        """Request `steps` steps of a new episode in every game; `fields` are further fields of the request."""
         return PlayEpisode(
             collector=self.collector,
             steps=steps,
-            seed=self.societies.game_seeds(seeds),
-            actions=self.societies.action_seeds(seeds),
+            seed=self.societies.game_seeds(nodes),
+            actions=self.societies.action_seeds(nodes),
             mechanism=self.societies.imposed(vectors),
             context=context,
-            **kept,
+            **fields,
         )
+
+
+def derived(nodes: Sequence[Seeds], name: str, index: int) -> list[Seeds]:
+    """Return the child `name`/`index` of each node; equal objects stay equal objects."""
+    children = {id(node): node.child(name).child(index) for node in nodes}
+    return [children[id(node)] for node in nodes]
 
 
 def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
@@ -176,12 +193,13 @@ def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
     spec, societies = adaptation.collector.spec, adaptation.societies
     assert spec.mechanism is not None
     vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
+    nodes = [seeds] * societies.candidates
 
     def rehearsal(steps: int) -> Requests[float]:
         begun = time.perf_counter()
-        rollout = yield adaptation.episode(steps, seeds, vectors, None, learn=societies.agents[0].learns)
+        rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
         if societies.agents[0].learns:
-            yield societies.learn(rollout, seeds)
+            yield societies.learn(rollout, nodes)
         return time.perf_counter() - begun
 
     serve(rehearsal(_FIRST))

@@ -16,6 +16,10 @@ from llmrl.principals.grid import Arms
 class BanditPrincipal(ABC):
     """Base of the tabular bandits; a subclass chooses an arm in `_select`.
 
+    The candidates of a step are chosen one after the other and may be the same arm, which is then measured several
+    times. Its recommendation is the incumbent unless a subclass has a rule of its own
+    (`llmrl.core.protocols.Recommender`).
+
     Attributes:
         counts: plays of each arm, [contexts or 1, arms] int64.
         means: mean payoff of each arm, [contexts or 1, arms] float64; 0 for arms that were never played.
@@ -39,12 +43,16 @@ class BanditPrincipal(ABC):
     def n_arms(self) -> int:
         return int(self.grid.n_arms)
 
+    def arms(self) -> np.ndarray:
+        """Return the vectors of all arms, [n_arms, d], in the order of their indices."""
+        return np.stack([self.grid.vector(arm) for arm in range(self.n_arms)])
+
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:
-        """Return the arm to play in a context; `pending` [arms] bool marks arms already chosen in this step.
+        """Return the index of the arm to play in a context.
 
-        Pending arms are not chosen again as long as there are others. The proposals of a step share their random
-        numbers, so a second play of an arm would carry no information.
+        `pending` [arms] int64 counts how often each arm was already chosen in this step. Their payoffs are not known
+        yet.
         """
 
     def _learn(self, row: int, arm: int, payoff: float) -> None:  # noqa: B027  (a hook, not a duty)
@@ -52,12 +60,10 @@ class BanditPrincipal(ABC):
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row, chosen = self.space.row(context), list[int]()
-        pending = np.zeros(self.grid.n_arms, dtype=bool)
+        pending = np.zeros(self.grid.n_arms, dtype=np.int64)
         for _ in range(n):
-            if pending.all():
-                pending[:] = False
             chosen.append(self._select(row, pending))
-            pending[chosen[-1]] = True
+            pending[chosen[-1]] += 1
         return np.stack([self.grid.vector(arm) for arm in chosen])
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -82,11 +88,9 @@ class BanditPrincipal(ABC):
         self.means = np.array(state["means"])
         self.rng.bit_generator.state = state["rng"]
 
-    def _any(self, allowed: np.ndarray) -> int:
-        """Return a uniformly random arm of those that `allowed` [arms] bool marks."""
-        if allowed.all():
-            return int(self.rng.integers(len(allowed)))
-        return int(self.rng.choice(np.flatnonzero(allowed)))
+    def _random_arm(self) -> int:
+        """Return a uniformly random arm."""
+        return int(self.rng.integers(self.n_arms))
 
     def _argmax(self, values: np.ndarray) -> int:
         """Return an arm with the highest value; ties are broken at random."""

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.principals.grid import FINE, default_points
 from llmrl.principals.observation import USUAL, ObserveSettings, PrincipalObservation
+from llmrl.principals.recommendation import followed_by_incumbents
 
 
 class DualRLPrincipal:
@@ -131,6 +133,21 @@ class DualRLPrincipal:
             "principal/advantage": float(advantage.mean()),
             "principal/weights_gradient_norm": float(np.mean(norms)),
         }
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the vector of the most likely choice of each head in a context, then the incumbents, [<= n, d].
+
+        Before the first outcome the network knows nothing, and only incumbents are returned. A head whose most likely
+        choice is to keep the previous number keeps that of the last step's first proposal.
+        """
+        import torch
+
+        first = []
+        if self.count:
+            with torch.no_grad():
+                logits, _ = self.network(torch.as_tensor(self.observed.vector(context)))
+            first = [self._vectors(logits.argmax(-1).numpy()[None])[0]]
+        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
 
     def _vectors(self, choice: np.ndarray) -> np.ndarray:
         """The vectors [n, d] of choices [n, d]; the last choice of a head keeps the previous number."""

@@ -10,6 +10,7 @@ import numpy as np
 from annotated_types import MinLen
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import ParameterSpace
 
@@ -53,6 +54,10 @@ class FixedPrincipal:
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the vector of a context, [1, d]; [0, d] for n = 0."""
+        return np.array(self.table[self.space.row(context)][None][:n])
 
     def state_dict(self) -> State:
         """Empty: everything is in the configuration."""

@@ -1,30 +1,30 @@
-"""Vectors of a space as the arms of a bandit."""
+"""Vectors of a space as the arms of a bandit: the points of a grid, or a list that fits a short run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ParameterSpace
-from llmrl.core.unit_cube import counts
+from llmrl.core.unit_cube import counts, from_unit
 
 FINE = {3: 21, 5: 6}
 """Points a number by dimension in the published epsilon-greedy principal, 9261 and 7776 arms: the most by default."""
 COARSE = {3: 11, 5: 3}
 """The same of the published UCB and Thompson principals: 1331 and 243 arms."""
 
-PLAYS = 2
-"""Proposals for each arm, so that all can be played, and the good ones again."""
+PLAYS = 3
+"""Least number of measurements per arm, on average, that the default arms of a run leave."""
 
 MOST_ARMS = 4_000_000
 """Largest grid that is accepted: its tables of counts and means take 64 MB a context."""
 
 
 class Arms(Protocol):
-    """Finitely many vectors of a space, by number."""
+    """Finitely many vectors of a space with indices 0 .. n_arms - 1."""
 
     n_arms: int
 
@@ -36,7 +36,7 @@ class Arms(Protocol):
 
 
 class ListedArms:
-    """Arms that are listed, [n_arms, d]."""
+    """Arms that are the rows of `vectors`, [n_arms, d]."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors, self.n_arms = vectors, len(vectors)
@@ -125,14 +125,14 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
 
 
 def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
-    """The most points, from 2 to `default_points`, with which each arm can be played `PLAYS` times.
+    """Return the most points, from 2 to `default_points`, whose grid leaves `PLAYS` measurements per arm.
 
     Args:
-        space: what is proposed.
-        published: points a number by dimension.
-        proposals: that a run makes, shared out over the contexts; None: nobody knows, and no number is too large.
+        space: parameter space of the proposals.
+        published: points per number by dimension.
+        proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
 
-    Whole numbers keep all their values, however few the proposals are.
+    Integers have all their values, however few the proposals are.
     """
     most = default_points(space, published)
     if proposals is None or _whole(space):
@@ -140,11 +140,68 @@ def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposal
     return max(2, min(most, largest_points(space.dim, proposals // space.n_rows // PLAYS)))
 
 
-def fitting_grid(
+def fitting_arms(
     space: ParameterSpace, points: int | None, published: Mapping[int, int], proposals: int | None
-) -> ActionGrid:
-    """The grid of `points` values a number; None: of as many as `fitting_points` finds."""
-    return ActionGrid(space, fitting_points(space, published, proposals) if points is None else points)
+) -> Arms:
+    """Return the arms of a bandit.
+
+    With `points`, this is the grid of so many values per number. Otherwise it is the grid of `fitting_points` if its
+    arms get `PLAYS` measurements on average in a context, else a list of as many vectors (`listed_vectors`) as do,
+    at least 2.
+
+    Args:
+        space: parameter space of the proposals.
+        points: values per number of a grid; None: the arms that fit `proposals`.
+        published: points per number by dimension.
+        proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
+
+    Raises:
+        ConfigError: a grid that `ActionGrid` refuses.
+    """
+    if points is not None:
+        return ActionGrid(space, points)
+    fitting = fitting_points(space, published, proposals)
+    if proposals is not None:
+        n_arms = max(2, proposals // space.n_rows // PLAYS)
+        if fitting**space.dim > n_arms:
+            return ListedArms(listed_vectors(space, n_arms))
+    return ActionGrid(space, fitting)
+
+
+def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:
+    """Return `n` distinct vectors that represent a space, [n, d]; fewer if the space has fewer.
+
+    First come those of `ParameterSpace.coarse_scan`: neutral, center, all numbers at their upper bounds, each number
+    alone at its upper bound (the last ones only if `n` >= d + 3). Points of a Sobol sequence that is not scrambled
+    (Joe & Kuo, Constructing Sobol sequences with better two-dimensional projections, 2008) follow, so the vectors are
+    the same for all seeds.
+
+    Raises:
+        ConfigError: more than 21,201 numbers, for which there is no Sobol sequence.
+    """
+    import torch
+    from torch.quasirandom import SobolEngine
+
+    if n >= space.dim + 3:
+        scan = space.coarse_scan
+    else:
+        scan = space.rounded(np.array([space.neutral, (space.low + space.high) / 2, space.high]))
+    if space.dim > SobolEngine.MAXDIM:
+        raise ConfigError(
+            f"{space.name} has {space.dim:,} numbers, and arms can be listed for at most {SobolEngine.MAXDIM:,}; "
+            "choose a principal without arms (cem, cmaes, gp, llm)"
+        )
+    found = dict.fromkeys(tuple(vector) for vector in scan.tolist())
+    sequence: Any = SobolEngine(space.dim)  # type: ignore[no-untyped-call]
+    sequence.fast_forward(1)  # the first point is the lower bounds
+    size = float(counts(space).prod())
+    # Rounding may map many points to one vector.
+    for _ in range(100 * n):
+        if len(found) >= min(n, size):
+            break
+        point = sequence.draw(1, dtype=torch.float64)[0].numpy()
+        found[tuple(from_unit(space, point).tolist())] = None
+    return np.array(list(found)[:n])
 
 
 def _whole(space: ParameterSpace) -> bool:

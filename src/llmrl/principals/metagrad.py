@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.principals.observation import USUAL, ObserveSettings, PrincipalObservation
+from llmrl.principals.recommendation import followed_by_incumbents
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MetaGradPrincipal:
@@ -89,10 +94,26 @@ class MetaGradPrincipal:
 
         observed = torch.as_tensor(self.observed.vector(context))
         self.asked = {"observed": observed, "row": self.space.row(context)}
+        return self._output(observed)[None]
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the network's present output in a context, then the incumbents, [<= n, d].
+
+        Before the first outcome the network knows nothing, and only incumbents are returned.
+        """
+        import torch
+
+        first = [self._output(torch.as_tensor(self.observed.vector(context)))] if self.counts.any() else []
+        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
+
+    def _output(self, observed: torch.Tensor) -> np.ndarray:
+        """Return the vector that the network proposes, [d]."""
+        import torch
+
         with torch.no_grad():
             vector = self.network(observed).numpy()
         inside: np.ndarray = np.clip(vector, self.space.low, self.space.high)  # rounding of a saturated sigmoid
-        return inside[None]
+        return inside
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Metrics: gradient_norm (of the objective, by the vector), weights_gradient_norm (by the weights, before

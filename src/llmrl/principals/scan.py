@@ -15,7 +15,8 @@ class ScanPrincipal(BanditPrincipal):
     """Tries the vectors of the coarse scan, then proposes the one with the highest mean objective: explore, then commit
     (Lattimore & Szepesvári, Bandit Algorithms, 2020, chapter 6).
 
-    Each context has a scan of its own. The chosen vector is measured on, and left where its mean falls below another's.
+    Each context has a scan of its own. After the scan, all candidates of a step are the vector with the highest mean,
+    which changes if its mean falls below another's.
 
     Args:
         space: what is proposed; its `coarse_scan` is tried, in that order.
@@ -28,7 +29,8 @@ class ScanPrincipal(BanditPrincipal):
         self.repeats = repeats
 
     def _select(self, row: int, pending: np.ndarray) -> int:
-        tried = self.counts[row] + pending
-        if (tried < self.repeats).any():
+        tried, measured = self.counts[row] + pending, self.counts[row] > 0
+        # A first step may have more candidates than the scan has vectors, and no payoff to choose by.
+        if (tried < self.repeats).any() or not measured.any():
             return int(tried.argmin())
-        return int(np.where(pending, -np.inf, self.means[row]).argmax())
+        return int(np.where(measured, self.means[row], -np.inf).argmax())

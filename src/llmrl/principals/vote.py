@@ -10,6 +10,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
+from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import Briefing, CallEstimate, ChatReply, Outcome, State
 from llmrl.core.seeding import Seeds
@@ -23,6 +24,7 @@ from llmrl.llms.structured import InvalidReply, json_schema
 from llmrl.llms.structured_query import Query, StructuredQuery
 from llmrl.principals.ballots import approved, counted, vote_schema
 from llmrl.principals.llm_mechanism import numbers_model
+from llmrl.principals.recommendation import followed_by_incumbents
 
 FOLDER = Path(__file__).with_name("prompts")
 REPLY_TOKENS = 70
@@ -55,7 +57,6 @@ class VotePrincipal:
     """
 
     parallel = False
-    learns_from_others = True
 
     def __init__(
         self,
@@ -138,6 +139,14 @@ class VotePrincipal:
             )
         asked = {name: x + self.nominator.metrics()[name] for name, x in self.voter.metrics().items()}
         return asked | self.last | {f"vote/{name}": float(n) for name, n in self.totals.items()}
+
+    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
+        """Return the vector that was elected last in a context, then the incumbents, [<= n, d]."""
+        row = self.space.row(context)
+        name = self.spec.contexts[row] if self.spec.contexts else None
+        elected = [record["vector"] for record in self.records if record["context"] == name]
+        first = [np.array(vector) for vector in elected[-1:]]
+        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """Return the estimate for `steps` votes, from rendered prompts with half of the final memory."""

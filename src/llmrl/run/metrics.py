@@ -42,6 +42,8 @@ COUNTERS: tuple[Counter, ...] = get_args(Counter)
 KIND, X = "kind", "x"
 LOSS = "loss/"
 """What names of metrics of updates begin with."""
+_NOT_FINAL: tuple[Kind, ...] = ("adaptation", "confirmation", "recommendation", "race")
+"""Kinds of rows whose counter is not the x coordinate of final numbers."""
 _NO_METRICS = frozenset({KIND, X, *COUNTERS})
 _ANYWHERE = (TIME, SPENT)
 """Of metrics that rows of every kind may have."""
@@ -296,9 +298,9 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
 def place_of(rows: Sequence[Mapping[str, Any]]) -> int:
     """Where a run was after `rows`, on the counter that its evaluations, or its proposals, are placed at; 0 after none.
 
-    Rounds of adaptation, in between, and of a race, at the end, are placed at counters of their own.
+    Rows of `_NOT_FINAL` are placed at counters of their own.
     """
-    return next((_x(row) for row in reversed(rows) if row[KIND] not in ("adaptation", "race")), 0)
+    return next((_x(row) for row in reversed(rows) if row[KIND] not in _NOT_FINAL), 0)
 
 
 def metrics_of(row: Mapping[str, Any]) -> list[str]:

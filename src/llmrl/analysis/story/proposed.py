@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.groups import Group
+from llmrl.analysis.principal_scores import RECOMMENDATION, principal_scores
 from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.story.means import bars, form_of, over_runs, written
+from llmrl.analysis.story.means import Estimate, bars, form_of, over_runs, written
 from llmrl.analysis.story.records import rows_of
 from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable
 from llmrl.core.errors import CheckpointError, RunFolderError
@@ -47,13 +48,13 @@ class GroupProposals:
 
 @dataclass(frozen=True)
 class Best:
-    """The best proposal of a group: that of the highest objective, as the runs name theirs.
+    """The highest recommendation of a group's runs; without recommendations, the proposal of the highest objective.
 
     Attributes:
         run: that made it.
         parameters: its numbers by name.
-        objective, standard_error: what it was measured to give; the error is NaN where it cannot be told.
-        measurements: in how many rounds.
+        objective, standard_error: its value; the error is NaN if it is unknown.
+        measurements: number of evaluations of the recommendation, or of measurements of the proposal.
         context: it was proposed for; empty where there is none.
         response: what the agents did under it, by name; empty where the run does not tell.
     """
@@ -65,6 +66,7 @@ class Best:
     measurements: int
     context: str
     response: Mapping[str, float]
+    is_recommendation: bool
 
 
 def proposals_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[GroupProposals, ...]:
@@ -89,44 +91,56 @@ def parameters_of(groups: Sequence[GroupProposals]) -> list[str]:
 
 
 def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
-    """Return a line for the best mechanism, or policy, of each group, and of each context where there are several."""
+    """Return a line for the highest recommendation of each group, or its best policy, and for each context."""
     names = parameters_of(groups)
     bests = {group.name: _bests(group) for group in groups}
-    ordered = sorted(bests.values(), key=lambda own: -max(best.objective for best in own))
-    every = [best for own in ordered for best in own]
+    every = [best for own in bests.values() for best in own]
+    recommended = all(best.is_recommendation for best in every)
     responses = _responses(every)
     contexts = any(best.context for best in every)
     form = form_of([(best.objective, best.standard_error) for best in every])
-    reached = {g.name: over_runs([_reached(own) for own in g.proposals], g.runs) for g in groups}
-    columns = ["group", "run", *(["context"] if contexts else []), *names, "objective", "rounds"]
-    columns += ["highest of a run, mean", *(name.replace("_", " ") for name in responses)]
+    reached = {group.name: _over_runs(group, recommended) for group in groups}
+    columns = ["group", "run", *(["context"] if contexts else []), *names, "objective"]
+    columns += ["evaluations", "mean of the runs"] if recommended else ["rounds", "highest of a run, mean"]
+    columns += [*(name.replace("_", " ") for name in responses)]
     rows, data = [], []
     forms = {
         name: NumberFormat(np.array([b.response[name] for b in every if name in b.response])) for name in responses
     }
-    for group in sorted(groups, key=lambda group: -max(best.objective for best in bests[group.name])):
-        for best in bests[group.name]:
-            cells = [group.name, best.run.reference, *([best.context] if contexts else [])]
-            cells += [f"{best.parameters[name]:.3g}" for name in names]
-            cells += [written((best.objective, best.standard_error), form), str(best.measurements)]
-            cells += [written(reached[group.name], form)]
-            cells += [forms[name](best.response[name]) if name in best.response else NOTHING for name in responses]
-            rows.append(cells)
-            numbers = [best.objective, best.standard_error, best.measurements, *reached[group.name]]
-            data.append(
-                [group.name, best.run.reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
-                + [best.response.get(name) for name in responses]
-            )
-    header: list[object] = ["group", "run", "context", *names, "objective", "standard_error", "rounds"]
-    header += ["highest_of_a_run", "highest_of_a_run_standard_error", *responses]
+    ordered = [
+        (group, best)
+        for group in sorted(groups, key=lambda group: -reached[group.name][0])
+        for best in bests[group.name]
+    ]
+    for group, best in ordered:
+        cells = [group.name, best.run.reference, *([best.context] if contexts else [])]
+        cells += [f"{best.parameters[name]:.3g}" for name in names]
+        cells += [written((best.objective, best.standard_error), form), str(best.measurements)]
+        cells += [written(reached[group.name], form)]
+        cells += [forms[name](best.response[name]) if name in best.response else NOTHING for name in responses]
+        rows.append(cells)
+        numbers = [best.objective, best.standard_error, best.measurements, *reached[group.name]]
+        data.append(
+            [group.name, best.run.reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
+            + [best.response.get(name) for name in responses]
+        )
+    header: list[object] = ["group", "run", "context", *names, "objective", "standard_error"]
+    header += ["evaluations" if recommended else "rounds"]
+    mean = "mean_of_runs" if recommended else "highest_of_a_run"
+    header += [mean, f"{mean}_standard_error", *responses]
     column = columns.index("objective")
-    sizes = bars([(best.objective, math.nan) for best in every])
-    notes = ["The highest of many noisy measurements is partly luck. More rounds of measurement leave less of it."]
+    sizes = bars([(best.objective, math.nan) for _, best in ordered])
+    if recommended:
+        notes = [
+            "A row is the run of a group whose recommendation has the highest value; groups are sorted by the mean."
+        ]
+    else:
+        notes = ["The highest of many noisy measurements is partly luck. More rounds of measurement leave less of it."]
     if responses:
         notes.append("The last columns say what the agents did under it: means over its episodes.")
     return ReportTable(
         "best",
-        "The best proposal of each group",
+        "The highest recommendation of each group" if recommended else "The best proposal of each group",
         [header, *data],
         columns,
         rows,
@@ -143,36 +157,46 @@ def _read(run: RunRecord) -> Sequence[Proposed]:
         return ()  # the tables of scores say what is wrong with a run
 
 
-def _reached(own: Sequence[Proposed]) -> float:
-    return max(each.objective for each in own)
+def mean_score(group: GroupProposals) -> float:
+    """Return the mean recommendation of a group's runs; without recommendations, their highest objective."""
+    scores = principal_scores(group.runs, RECOMMENDATION)
+    return max(each.objective for _, each in group.every) if scores is None else float(scores.mean())
+
+
+def _over_runs(group: GroupProposals, recommended: bool) -> Estimate:
+    """Return the mean over runs of the recommendation, or of the highest objective of a proposal."""
+    values = principal_scores(group.runs, RECOMMENDATION) if recommended else None
+    if values is None:
+        values = np.array([max(each.objective for each in own) for own in group.proposals])
+    return over_runs(values.tolist(), group.runs)
 
 
 def _bests(group: GroupProposals) -> list[Best]:
     """The best of each context, or the one of all."""
     found: dict[str, Best] = {}
     for run, own in zip(group.runs, group.proposals, strict=True):
-        for best in _named(run, own) or [_highest(run, own)]:
+        for best in _recommended(run, own) or [_highest(run, own)]:
             if best.context not in found or best.objective > found[best.context].objective:
                 found[best.context] = best
     return [found[context] for context in sorted(found)]
 
 
-def _named(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
-    """What a run's summary names as its best, which may have been measured again."""
-    summary = run.summary()
+def _recommended(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
+    """Return the evaluated recommendations of a run; empty if it has none."""
     try:
-        named = summary.get("best_of_contexts") or ([summary["best"]] if "mechanism" in summary.get("best", {}) else [])
         return [
             Best(
                 run,
                 row["mechanism"],
                 float(row["objective"]),
                 math.nan if row["standard_error"] is None else float(row["standard_error"]),
-                int(row["measurements"]),
+                int(row["evaluations"]),
                 row["context"] or "",
                 _response(run, own, row),
+                True,
             )
-            for row in named
+            for row in run.summary().get("recommendations", [])
+            if row["evaluations"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
         return []
@@ -180,7 +204,7 @@ def _named(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
 
 def _highest(run: RunRecord, own: Sequence[Proposed]) -> Best:
     best = max(own, key=lambda each: each.objective)
-    return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {})
+    return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
 
 def _response(run: RunRecord, own: Sequence[Proposed], best: Mapping[str, Any]) -> dict[str, float]:

@@ -46,7 +46,7 @@ def story_of(task: ReportTask, finished: Sequence[tuple[Group, Sequence[RunRecor
         RunFolderError: the metrics of a run cannot be read.
     """
     names = short_names(task)
-    groups = [(names[group.label] + group.shown.removeprefix(group.label), group, runs) for group, runs in finished]
+    groups = [(group.display_name(names[group.label]), group, runs) for group, runs in finished]
     proposals = proposals_of(groups)
     tables = [best_table(proposals)] if proposals else []
     tables += [

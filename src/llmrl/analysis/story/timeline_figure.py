@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.figures import COLOURS, Drawing, new_figure, styled
+from llmrl.analysis.figures import Drawing, new_figure, styled
+from llmrl.analysis.group_styles import COLOURS
 from llmrl.analysis.report import MOST_SHOWN
-from llmrl.analysis.story.proposed import GroupProposals, parameters_of
+from llmrl.analysis.story.proposed import GroupProposals, mean_score, parameters_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,18 +27,14 @@ def timeline_drawing(groups: Sequence[GroupProposals], name: str, unit: str = "o
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    shown = sorted(groups, key=_reached, reverse=True)[:MOST_SHOWN]
+    shown = sorted(groups, key=mean_score, reverse=True)[:MOST_SHOWN]
     names = parameters_of(groups)
-    some = f" The {MOST_SHOWN} groups that reached most, of {len(groups)}." if len(groups) > MOST_SHOWN else ""
+    some = f" The {MOST_SHOWN} groups of the highest score, of {len(groups)}." if len(groups) > MOST_SHOWN else ""
     if names:
         caption = f"What was proposed over time: a dot is a proposal of a run, its colour the {unit} it gave.{some}"
         return styled(name, caption, lambda: _dots(shown, names, unit))
     caption = f"Best {unit} so far, over the proposals of a run: thin lines are runs, thick ones means.{some}"
     return styled(name, caption, lambda: _best(shown, unit))
-
-
-def _reached(group: GroupProposals) -> float:
-    return max(each.objective for _, each in group.every)
 
 
 def _dots(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> Figure:

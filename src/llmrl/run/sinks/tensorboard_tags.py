@@ -11,7 +11,8 @@ COMPARE = "Compare/"
 characters."""
 
 _COMPARED: Mapping[tuple[str, str], str] = {
-    ("proposal", "principal/objective"): "objective",
+    ("recommendation", "recommendation/objective"): "1_recommendation",
+    ("proposal", "principal/objective"): "2_online_objective",
     ("proposal", "search/best_return"): "best_return",
     ("update", "ended/return"): "return",
     ("update", "ended/success"): "success",
@@ -20,7 +21,7 @@ _COMPARED: Mapping[tuple[str, str], str] = {
     ("episode", "evaluation/progress"): "progress",
 }
 """Kind of row and metric -> name in the first group. One or two of a run, as HParams shows five tags at first, in the
-order of their characters."""
+order of their characters. Digits put the recommendation, which is the result, before the objective of proposals."""
 
 REPEATED: Mapping[str, str] = {
     "welfare/mean": "`base_return` of the same episodes",
@@ -50,7 +51,7 @@ def tag_of(kind: str, metric: str) -> str | None:
     """Return the tag of a metric of a kind of row; None where another one says the same.
 
     >>> tag_of("proposal", "principal/objective"), tag_of("adaptation", "train/return")
-    ('Compare/objective', 'train/return')
+    ('Compare/2_online_objective', 'train/return')
     """
     if metric in REPEATED:
         return None

@@ -1,0 +1,153 @@
+"""Colors, line styles and markers of groups in figures, and labels at the ends of their curves.
+
+Twelve groups differ in line style and marker alone, so that they can be told apart without color.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette without yellow: distinguishable for color-blind readers, and visible on white."""
+GREY = "#777777"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
+LINE_STYLES: tuple[Any, ...] = (
+    "solid",
+    (0, (6, 2)),
+    (0, (1.2, 1.2)),
+    (0, (6, 2, 1.2, 2)),
+    (0, (3, 1.5)),
+    (0, (10, 3)),
+    (0, (6, 2, 1.2, 2, 1.2, 2)),
+    (0, (3, 1.5, 1.2, 1.5)),
+    (0, (1.2, 3)),
+    (0, (10, 2, 3, 2)),
+    (0, (3, 3)),
+    (0, (10, 2, 1.2, 2, 1.2, 2, 1.2, 2)),
+)
+_MAX_MARKERS = 12
+_FONT_SIZE = 9.5
+_LABEL_HEIGHT = 1.3
+"""Height of a label relative to its font size."""
+
+
+def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return the style of each group by name, for `Axes.plot`: it does not depend on the scores.
+
+    Args:
+        names: names of the groups.
+        baselines: those of them that are gray.
+    """
+    ordered = sorted(names)
+    colored = [name for name in ordered if name not in baselines]
+    styles = {}
+    for k, name in enumerate([*colored, *(name for name in ordered if name in baselines)]):
+        is_baseline = name in baselines
+        styles[name] = {
+            "color": GREY if is_baseline else COLOURS[k % len(COLOURS)],
+            "linestyle": LINE_STYLES[k % len(LINE_STYLES)],
+            "marker": MARKERS[k % len(MARKERS)],
+            "linewidth": 1.8,
+            "markersize": 5.5,
+        }
+    return styles
+
+
+def sparse_markers(style: dict[str, Any], n_points: int) -> dict[str, Any]:
+    """Return a style for a line of `n_points`, with at most about `_MAX_MARKERS` markers."""
+    return style if n_points <= _MAX_MARKERS else {**style, "markevery": -(-n_points // _MAX_MARKERS)}
+
+
+def level_style(style: dict[str, Any]) -> dict[str, Any]:
+    """Return a style for a horizontal line, which has no markers."""
+    return {**style, "marker": "", "linewidth": 1.5}
+
+
+@dataclass(frozen=True)
+class LineEnd:
+    """The right end of a line in a figure.
+
+    Attributes:
+        label: text.
+        x: coordinate of the end; None: the right edge of the axes.
+        y: coordinate of the end.
+        color: of the line.
+    """
+
+    label: str
+    x: float | None
+    y: float
+    color: str
+
+
+def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
+    """Write labels to the right of the axes, each next to the end of its line, shifted where they would overlap.
+
+    Call it last: it fixes the limits of the axes.
+
+    Returns:
+        Whether there is space for all labels; if not, nothing is drawn.
+    """
+    left, right = panel.get_xlim()
+    low, high = panel.get_ylim()
+    panel.set_xlim(left, right)
+    panel.set_ylim(low, high)
+    figure = panel.get_figure(root=True)
+    assert figure is not None
+    height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
+    gap = _FONT_SIZE * _LABEL_HEIGHT / height
+    if gap * len(ends) > 1:
+        return False
+    shares = np.array([(end.y - low) / (high - low) for end in ends])
+    for end, share, place in zip(ends, shares, spread_positions(shares, gap), strict=True):
+        panel.annotate(
+            end.label,
+            xy=(1.0, share) if end.x is None else (end.x, end.y),
+            xycoords="axes fraction" if end.x is None else "data",
+            xytext=(1.035, place),
+            textcoords="axes fraction",
+            fontsize=_FONT_SIZE,
+            color="#222222",
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": end.color,
+                "linewidth": 0.8,
+                "alpha": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 1,
+            },
+        )
+    return True
+
+
+def spread_positions(positions: np.ndarray, gap: float) -> np.ndarray:
+    """Return the positions in [0, 1] that are closest to the given ones (least squares), at least `gap` apart, in their
+    order.
+
+    Args:
+        positions: wanted positions, [n].
+        gap: smallest distance, at most 1 / n.
+    """
+    order = np.argsort(positions, kind="stable")
+    offsets = gap * np.arange(len(positions))
+    # With p_i = q_i + i * gap, the distances hold if q is nondecreasing: an isotonic regression by adjacent pooling.
+    blocks: list[tuple[float, int]] = []
+    for value in positions[order] - offsets:
+        mean, size = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, n = blocks.pop()
+            mean, size = (before * n + mean * size) / (n + size), n + size
+        blocks.append((mean, size))
+    fitted = np.concatenate([np.full(size, mean) for mean, size in blocks]) if blocks else np.array([])
+    spread = np.empty(len(positions))
+    spread[order] = np.clip(fitted, 0.0, 1.0 - gap * max(len(positions) - 1, 0)) + offsets
+    return spread

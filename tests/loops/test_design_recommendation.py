@@ -1,0 +1,244 @@
+"""The recommendation of a design run: confirmed by fresh measurements, evaluated on random numbers of its own."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from experiments import comparable_metrics, compose, only_run_folder, run
+from llmrl.analysis.statistics import standard_error_of_mean
+from llmrl.cli.evaluate import evaluate, parser
+from llmrl.core.errors import ConfigError
+from llmrl.core.pooling import PooledEstimates
+from llmrl.experiment.models import build_llm
+from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.plan import plan
+from llmrl.run.artifacts import saved_state
+from llmrl.run.run import Run
+from llmrl.run.signals import Stopped
+from some import some
+
+pytestmark = pytest.mark.slow
+
+ROOM = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "design.adapt_rounds=3",
+    "design.validate_episodes=4",
+    "design.references=0",
+)
+BANDIT = (*ROOM, "principal=egreedy", "principal.points=2", "principal.epsilon=0.5", "design.steps=30")
+WIDE = (*BANDIT, "design.candidates=2", "env.n_envs=8")
+SINGLE = (*BANDIT, "env.fixed_context=0", "design.anytime=true")
+TRIAL = (3 + 1) * 5 * 8
+"""Environment steps of a trial of `WIDE`."""
+
+
+def design(root, *overrides):
+    run(*overrides, f"output_root={root}")
+    folder = only_run_folder(root)
+    return folder, json.loads((folder / "summary.json").read_text())
+
+
+def key(row):
+    return row["context"], tuple(row["mechanism"].values())
+
+
+def pooled(rows):
+    """Objectives of each (context, vector)."""
+    found = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row["objective"])
+    return {each: np.array(values) for each, values in found.items()}
+
+
+def planned(*overrides):
+    config = compose(*overrides)
+    parts = build_parts(config, build_llm(config, None))
+    rows = dict(plan(config, parts, build_loop(config, parts)))
+    parts.close()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def confirmed(tmp_path_factory):
+    return design(tmp_path_factory.mktemp("confirmed"), *WIDE)
+
+
+@pytest.fixture(scope="module")
+def anytime(tmp_path_factory):
+    return design(tmp_path_factory.mktemp("anytime"), *SINGLE)
+
+
+def test_the_last_steps_confirm_the_leading_candidates(confirmed):
+    _, summary = confirmed
+    assert summary["principal_steps"] == 30 and summary["measurements"] == 60
+    assert summary["proposals"] == len(summary["history"]) == 48 and summary["confirmed"] == 12
+    means = {each: values.mean() for each, values in pooled(summary["history"]).items()}
+    for context in {row["context"] for row in summary["confirmations"]}:
+        measured = {key(row) for row in summary["confirmations"] if row["context"] == context}
+        ranked = sorted((each for each in means if each[0] == context), key=lambda each: -means[each])
+        assert measured == set(ranked[:2]), "four measurements confirm two candidates"
+    everything = pooled(summary["history"] + summary["confirmations"])
+    for row in summary["recommendations"]:
+        finalists = {key(each) for each in summary["confirmations"] if each["context"] == row["context"]}
+        assert key(row) == max(finalists, key=lambda each: everything[each].mean())
+        assert row["measurements"] == len(everything[key(row)])
+
+
+def test_the_result_is_the_mean_of_fresh_evaluations(confirmed):
+    folder, summary = confirmed
+    rows = summary["recommendations"]
+    assert [row["evaluations"] for row in rows] == [4, 4, 4]
+    for row in rows:
+        assert row["objective"] == pytest.approx(np.mean(row["values"]))
+        assert row["standard_error"] == pytest.approx(standard_error_of_mean(np.array(row["values"])))
+    assert [row["objective"] for row in rows] == sorted((row["objective"] for row in rows), reverse=True)
+    mean = np.mean([row["objective"] for row in rows])
+    status = json.loads((folder / "status.json").read_text())
+    assert status["result"] == summary["recommendation"] == pytest.approx(mean)
+    late = [row["objective"] for row in summary["history"]][-4 * 2 :]
+    assert summary["online_performance"] == pytest.approx(np.mean(late)), "the last fifth of 24 steps"
+    [last] = [row for row in comparable_metrics(folder) if row["kind"] == "recommendation"]
+    assert last["measurements"] == 60 and last["recommendation/objective"] == pytest.approx(mean)
+
+
+def test_trials_are_counted_and_planned(confirmed):
+    _, summary = confirmed
+    assert summary["evaluation_env_steps"] == 6 * TRIAL, "two of the four evaluations in a trial, three contexts"
+    assert summary["env_steps"] == 36 * TRIAL
+    assert planned(*WIDE)["environment steps"] == f"{36 * TRIAL:,}"
+
+
+def test_evaluations_do_not_change_what_the_steps_measure(tmp_path, confirmed):
+    folder, summary = design(tmp_path, *WIDE, "design.evaluations=0", "design.confirm_steps=6")
+    assert summary["history"] == confirmed[1]["history"]
+    assert summary["confirmations"] == confirmed[1]["confirmations"]
+    assert [key(row) for row in summary["recommendations"]] != [] and "recommendation" not in summary
+    assert json.loads((folder / "status.json").read_text())["result"] == summary["online_performance"]
+    assert summary["online_performance"] == confirmed[1]["online_performance"]
+    mine, theirs = (saved_state(each)[1]["agents"] for each in (folder, confirmed[0]))
+    for a, b in zip(mine, theirs, strict=True):
+        assert all((x == b["policy"][name]).all() for name, x in a["policy"].items())
+
+
+def test_principals_with_equal_recommendations_have_equal_results(tmp_path):
+    """The seeds of the evaluation are the same for all principals."""
+    fixed = design(tmp_path / "fixed", *ROOM, "env.fixed_context=0", "principal=fixed", "principal.values=[5,0,0,0,0]")
+    vectors = "principal.vectors=[[5,0,0,0,0],[5,0,0,0,0]]"
+    listed = design(tmp_path / "listed", *ROOM, "env.fixed_context=0", "principal=listed", vectors, "design.steps=5")
+    assert fixed[1]["recommendations"][0]["values"] == listed[1]["recommendations"][0]["values"]
+    assert fixed[1]["history"][0]["objective"] != fixed[1]["recommendations"][0]["values"][0]
+
+
+def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
+    folder, summary = anytime
+    rows = [row for row in comparable_metrics(folder) if row["kind"] == "recommendation"]
+    assert [row["measurements"] for row in rows] == [1, 2, 5, 10, 20, 30]
+    names = list(summary["history"][0]["mechanism"])
+    for row in rows[:-1]:
+        means = pooled(summary["history"][: row["measurements"]])
+        best = max(means.values(), key=np.mean).mean()
+        [leading] = [each for each, values in means.items() if values.mean() == best][:1]
+        assert [row[f"recommendation/{name}"] for name in names] == pytest.approx(list(leading[1]))
+        assert 4 <= row["recommendation/evaluations"] <= 16
+    assert rows[-1]["recommendation/objective"] == summary["recommendation"]
+
+
+@pytest.mark.parametrize(
+    "moment", some(["confirmation", "evaluation"], ["proposal", "confirmation", "evaluation", "between"])
+)
+def test_stopped_anywhere_it_continues_alike(tmp_path, monkeypatch, confirmed, moment):
+    safe_point, stopped = Run.safe_point, []
+    places = {"proposal": 9 * 4 + 2, "confirmation": 25 * 4 + 2, "evaluation": 31 * 4 + 2, "between": 30 * 4}[moment]
+
+    def interrupted(self, iteration, state):
+        if iteration == places and not stopped:
+            stopped.append(iteration)
+            signal.raise_signal(signal.SIGTERM)
+        safe_point(self, iteration, state)
+
+    monkeypatch.setattr(Run, "safe_point", interrupted)
+    with pytest.raises(Stopped):
+        run(*WIDE, f"output_root={tmp_path}")
+    folder, summary = design(tmp_path, *WIDE)
+    assert stopped and summary == confirmed[1]
+    assert comparable_metrics(folder) == comparable_metrics(confirmed[0])
+
+
+def test_evaluate_plays_the_recommendation(confirmed):
+    folder, summary = confirmed
+    found = evaluate(parser().parse_args([str(folder), "--episodes", "8", "--mechanism", "best"]))
+    assert found["mechanism"] == pytest.approx(summary["recommendations"][0]["mechanism"])
+    assert found["context"] == summary["recommendations"][0]["context"]
+
+
+def test_a_principal_that_learns_from_gradients_is_confirmed_and_evaluated(tmp_path):
+    _, summary = design(
+        tmp_path,
+        *ROOM,
+        "principal=metagrad",
+        "agent=pg",
+        "env.fixed_context=0",
+        "design.steps=4",
+        "design.confirm_steps=2",
+    )
+    assert summary["confirmed"] == 2 and summary["recommendations"][0]["evaluations"] == 4
+
+
+def test_repetitions_of_a_vector_within_a_step_draw_their_own_numbers(tmp_path):
+    vectors = "principal.vectors=[[5,0,0,0,0],[5,0,0,0,0],[0,0,0,0,0],[5,0,0,0,0]]"
+    common = ("principal=listed", vectors, "env.fixed_context=0", "design.steps=1")
+    _, batch = design(tmp_path / "batch", *ROOM, *common, "design.candidates=4", "env.n_envs=16")
+    values = [row["values"] for row in batch["history"]]
+    assert values[0] != values[1] != values[3] != values[0]
+    assert [row.get("repetition", 0) for row in batch["history"]] == [0, 1, 0, 2]
+    assert batch["recommendations"][0]["measurements"] in (1, 3)
+    alone = ("principal=listed", "principal.vectors=[[5,0,0,0,0]]", "env.fixed_context=0", "design.steps=1")
+    _, single = design(tmp_path / "single", *ROOM, *alone)
+    assert single["history"][0]["values"] == values[0], "the first draws what it draws alone"
+
+
+def test_validation_after_earlier_rounds(tmp_path):
+    common = (*ROOM, "principal=listed", "principal.vectors=[[5,0,0,0,0],[0,0,0,0,0]]", "env.fixed_context=0")
+    common = (*common, "design.candidates=2", "env.n_envs=8", "design.steps=1", "design.evaluations=0")
+    folder, summary = design(tmp_path / "at", *common, "design.validate_at=[0,2]")
+    _, plain = design(tmp_path / "plain", *common)
+    assert [row["objective"] for row in summary["history"]] == [row["objective"] for row in plain["history"]]
+    assert all(list(row["validated"]) == ["0", "2"] for row in summary["history"])
+    [row] = [row for row in comparable_metrics(folder) if row["kind"] == "proposal"]
+    for n in ("0", "2"):
+        mean = np.mean([each["validated"][n] for each in summary["history"]])
+        assert row[f"validation/objective_after_{n}"] == pytest.approx(mean)
+    assert summary["env_steps"] == plain["env_steps"] + 2 * 5 * 8
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("design.confirm_steps=4", "design.reset_agents=false"),
+        ("design.confirm_steps=30",),
+        ("design.confirm_steps=2",),
+        ("design.anytime=true", "design.evaluations=0"),
+        ("design.validate_at=[4]",),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path, overrides):
+    with pytest.raises(ConfigError) as raised:
+        design(tmp_path, *BANDIT, *overrides)
+    assert overrides[0].split("=")[0] in str(raised.value)
+
+
+def test_societies_that_do_not_start_anew_are_evaluated_as_they_are(tmp_path):
+    _, summary = design(tmp_path, *BANDIT, "design.reset_agents=false", "design.steps=6")
+    assert summary["confirmed"] == 0 and summary["recommendations"][0]["evaluations"] == 4
+
+
+def test_an_error_over_societies():
+    """Pooled estimate of a proposal that governed three societies, twice."""
+    pool, societies = PooledEstimates(), [np.array([1.0, 2.0, 6.0]), np.array([0.0, 4.0, 5.0])]
+    for each in societies:
+        pool.add([1.0], float(each.mean()), standard_error_of_mean(each), 3, 12)
+    assert pool.of([1.0]).standard_error == pytest.approx(standard_error_of_mean(np.concatenate(societies)))
+    assert pool.of([1.0]).episodes == 24 and pool.count([1.0]) == 2 and pool.count([2.0]) == 0
