@@ -91,7 +91,7 @@ def test_hundreds_of_numbers_are_cut():
 def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(running):
     table = rows(running)
     assert [row[1] for row in table] == ["2", "1", "0"], "those that take longest first"
-    assert table[0] == ["principal=llm", "2", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
+    assert table[0] == ["principal=llm", "2", "-", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
     bars = Bars(Console(file=io.StringIO()))
     bars.add_task("sweep", total=3, completed=1, unit="runs", speed="", news="")
     bars.show_below(COLUMNS, table)
@@ -99,6 +99,7 @@ def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(runn
     assert "sweep" in lines[0] and lines[1].split() == [
         "run",
         "seed",
+        "stage",
         "done",
         "objective",
         "last",
