@@ -44,8 +44,8 @@ TINY = (
     "agent=pg",
     "design.adapt_rounds=2",
     "env.n_envs=4",
-    "design.confirm_steps=0",
     "design.evaluations=0",
+    "design.confirm_steps=0",
     "hardware.threads=1",
 )
 THREE = (("principal=ucb", "seed=0"), ("principal=random", "seed=0"), ("principal=random", "seed=1"))

@@ -16,8 +16,8 @@ TINY = (
     "principal=llm",
     "design.steps=2",
     "design.references=0",
-    "design.confirm_steps=0",
     "design.evaluations=0",
+    "design.confirm_steps=0",
 )
 PARTS = {
     *("env", "agent", "agent.ppo", "principal", "design", "hardware"),

@@ -21,8 +21,8 @@ NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=fixed", "design.steps=1", "design.adapt_rounds=1"),
     *(
         "design.references=0",
-        "design.confirm_steps=0",
         "design.evaluations=0",
+        "design.confirm_steps=0",
         "design.validate_episodes=2",
         "env.n_envs=2",
         "hardware/backend=here",

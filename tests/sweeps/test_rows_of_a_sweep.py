@@ -24,8 +24,8 @@ ROOM = (
         "env.n_envs=4",
         "agent=pg",
         "design.references=0",
-        "design.confirm_steps=0",
         "design.evaluations=0",
+        "design.confirm_steps=0",
     ),
     *("design.adapt_rounds=2", "design.validate_episodes=4", "principal=ucb,random"),
 )
