@@ -36,8 +36,8 @@ class SobolPrincipal:
 
         if space.dim > Sobol.MAXDIM:
             raise ConfigError(
-                f"principal=sobol proposes at most {Sobol.MAXDIM:,} numbers, and {space.name} has {space.dim:,}: choose "
-                "principal=random"
+                f"principal=sobol proposes at most {Sobol.MAXDIM:,} numbers, and {space.name} has {space.dim:,}; "
+                "choose principal=random"
             )
         self.space, self.seeds = space, seeds.child("principal")
         self.counts = [0] * space.n_rows
