@@ -42,7 +42,8 @@ pytestmark = pytest.mark.slow
 
 CLEANUP = (
     "env=cleanup", "agent.init_from=null", "agent.head_hidden=[]", "env.n_envs=4", "env.n_agents=3",
-    "env.horizon=12", "design.rollout_steps=6", "design.steps=1", "design.candidates=2", "design.confirm_steps=0", "design.evaluations=0",
+    "env.horizon=12", "design.rollout_steps=6", "design.steps=1", "design.candidates=2",
+    "design.confirm_steps=0", "design.evaluations=0",
     "agent.ppo.learning_rate=0.03", "principal=listed", "principal.vectors=[[0,2,0],[1,0,0]]",
 )  # fmt: skip
 ESCAPE = (
