@@ -243,6 +243,7 @@ def test_no_mechanism_alone_has_neither_scan_nor_noise():
     [context] = summary["contexts"]
     assert context["scan_best"] is None and context["untrained"] is None and summary["spread"] is None
     assert context["gain"] == {"value": 1.5, "standard_error": None, "beyond_noise": None}
+    assert any("1.5 above no mechanism" in sentence for sentence in sentences(summary))
 
 
 def test_a_response_in_one_context_is_one():
