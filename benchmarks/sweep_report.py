@@ -19,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.aggregate import ReportSettings, summarize
+from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.intervals import Band, difference_interval, improvement, mean_interval
+from llmrl.analysis.report_settings import ReportSettings
 from llmrl.run.status import RunProgress, Status
 
 EXPERIMENTS = 20_000
@@ -59,7 +61,7 @@ def of_mean(draw: Draw, rng: np.random.Generator, n: int) -> float:
 
 def of_clusters(draw: Draw, rng: np.random.Generator, n: int) -> float:
     """Return the coverage of the mean of `n` units of three runs, half of whose variance is shared by a unit."""
-    deviation = draw(rng, (EXPERIMENTS, 1000)).std()
+    deviation = draw(rng, (EXPERIMENTS, 100)).std()
     runs = deviation * rng.normal(size=(EXPERIMENTS, n, 3)) + draw(rng, (EXPERIMENTS, n, 1))
     return covered(mean_interval(runs.reshape(EXPERIMENTS, -1), np.repeat(np.arange(n), 3).tolist()))
 
@@ -77,9 +79,9 @@ def of_difference(draw: Draw, rng: np.random.Generator, n: int) -> float:
 
 def of_improvement(draw: Draw, rng: np.random.Generator, n: int, experiments: int = 4000) -> float:
     """Return the coverage of the probability of improvement of a group that is one standard deviation ahead."""
-    many = [draw(rng, (2000,)) for _ in range(2)]
-    ahead = float(many[0].std())
-    truth = improvement([many[0] + ahead], [many[1]], [None], [None]).estimate
+    x, y = (draw(rng, (1_000_000,)) for _ in range(2))
+    ahead = float(x.std())
+    truth = float(np.searchsorted(np.sort(y), x + ahead).mean() / len(y))
     found = [improvement([draw(rng, (n,)) + ahead], [draw(rng, (n,))], [None], [None]) for _ in range(experiments)]
     return float(np.mean([interval.low <= truth <= interval.high for interval in found]))
 

@@ -26,6 +26,8 @@ def check(case: dict, thresholds: list[float]) -> None:
     for name, scores in tasks.items():
         found = estimates(scores, [None] * len(scores), case["target"])
         for statistic, band in found.items():
+            if statistic == "median" and len(scores) == 1:
+                continue  # theirs is the mean of the only task
             assert band.estimate == pytest.approx(case[name][statistic]["estimate"], rel=1e-12, abs=1e-12)
     pair = [tasks["x"], tasks["y"]]
     assert probability_of_improvement(*pair) == pytest.approx(case["improvement"]["estimate"], rel=1e-12)

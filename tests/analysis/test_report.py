@@ -95,7 +95,7 @@ def test_over_tasks_scores_are_normalised_within_each(written: Path) -> None:
 def test_curves_and_profiles_as_data(written: Path) -> None:
     rows = [row for row in table(written, "harvest_curve_principal_objective") if row["group"] == "principal=ucb"]
     assert [(row["runs"], row["env_steps"]) for row in rows] == [("6", "100.0"), ("6", "200.0"), ("6", "300.0")]
-    assert [float(row["iqm"]) for row in rows] == [0, 100, 102.5]
+    assert [float(row["mean"]) for row in rows] == [0, 100, 102.5]
     profile = [row for row in table(written, "harvest_profile") if row["group"] == "principal=ucb"]
     assert [float(row["share_above"]) for row in profile if float(row["threshold"]) == 102] == [0.5]
 

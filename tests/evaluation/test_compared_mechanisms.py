@@ -16,7 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import compose, only_run_folder, run
-from llmrl.analysis.bootstrap import describe_difference
+from llmrl.analysis.intervals import describe_difference
 from llmrl.analysis.mechanism_comparison import cells, differences, labels, reference, sentences
 from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.core.errors import ConfigError
@@ -215,7 +215,7 @@ def test_all_mechanisms_are_in_what_is_written(cleanup, capsys):
     x, y = (np.array(results["mechanisms"][i]["per_episode"][column]) for i in (1, 0))
     first, second = results["differences"]
     assert (first["name"], first["reference"], second["name"]) == ("best", "none", "0,3,0")
-    assert first["table"][column] == describe_difference(x, y, True, seed=5)
+    assert first["table"][column] == describe_difference(x, y, True)
     with (out / "episodes.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["mechanism"], row["episode"]) for row in rows[::8]] == [("none", "0"), ("best", "0"), ("0,3,0", "0")]

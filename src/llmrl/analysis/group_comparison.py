@@ -56,8 +56,7 @@ class GroupTrace:
         shown: its display name.
         group: the group.
         scores, score: scores of its runs, [n_runs], and their mean with its interval.
-        units: label of the top-level unit of each run.
-        seeds: seed of each run.
+        units, seeds: label of the top-level unit of each run, and its seed.
         pretrainings: number of different pre-training runs that its runs start from.
         curve: curve of the metric; None without one, or for a group that is drawn as a line.
         anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
@@ -180,7 +179,7 @@ def groups_compared(
     by_name = {trace.name: trace for trace in traces}
     pairs = [(by_name[one], by_name[other]) for one, other in settings.pairs if one in by_name and other in by_name]
     comparisons = [*_compared(against), *_compared(pairs)]
-    untested = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
+    absent = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
     unit = settings.unit or settings.metric or "result"
     shown = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
     anytime = any(trace.anytime is not None for trace in traces)
@@ -197,7 +196,7 @@ def groups_compared(
     online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
     sentences = (
         *_sentences(comparisons, unit),
-        *([f"Not compared, because one has no finished run: {'; '.join(untested)}."] if untested else []),
+        *([f"Not compared, because one has no finished run: {'; '.join(absent)}."] if absent else []),
         *score_notes(recommended, online),
         *scripted_notes(trace.group for trace in traces),
     )
@@ -290,11 +289,11 @@ def _compared(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Compariso
             other,
             difference_interval(one.scores, other.scores, one.units, other.units),
             improvement([one.scores], [other.scores], [one.units], [other.units]),
-            own,
+            unadjusted,
             adjusted,
             _since(one, other),
         )
-        for (one, other), own, adjusted in zip(family, p, holm(p), strict=True)
+        for (one, other), unadjusted, adjusted in zip(family, p, holm(p), strict=True)
     ]
 
 
@@ -312,8 +311,7 @@ def _since(one: GroupTrace, other: GroupTrace) -> float | None:
     else:
         places, levels = ours.places, np.tile(other.scores, (len(ours.places), 1))
     values = ours.values[np.isin(ours.places, places)]
-    apart = difference_interval(values, levels, one.units, other.units)
-    return stays_above(places, apart.low)
+    return stays_above(places, difference_interval(values, levels, one.units, other.units).low)
 
 
 def stays_above(places: np.ndarray, low: np.ndarray) -> float | None:
@@ -335,7 +333,7 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
         "above": "Above",
         "below": "Below",
         "unclear": "No difference shown from",
-        "untested": "Too few units to compare with",
+        "untested": "Too few runs to compare with",
     }
     for other in dict.fromkeys(each.other.name for each in comparisons):
         own = [each for each in comparisons if each.other.name == other]
@@ -414,4 +412,4 @@ def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
 
 def _p(p: float) -> str:
     """Return a p-value as text; `-` if there is none."""
-    return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}"[1:] if p < 1 else "1"
+    return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

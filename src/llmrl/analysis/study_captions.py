@@ -57,7 +57,7 @@ def figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], has_re
 def _online_words(settings: StudySettings, traces: Sequence[GroupTrace], longest: float) -> str:
     pretrained = any(trace.pretrainings for trace in traces)
     smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
-    over = "pre-training runs and seeds" if pretrained else "runs"
+    over = "pre-training runs" if pretrained else "runs"
     what = "the objective of proposals, " if any(trace.online_score is not None for trace in traces) else ""
     return f"{what}over {longest:,.0f} {AXES[settings.over][1]}{smooth}, with 95% bands over {over}"
 

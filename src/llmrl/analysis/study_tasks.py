@@ -64,7 +64,7 @@ class TasksCompared:
                         verdicts.setdefault(each.one.name, Counter())[each.verdict] += 1
             if verdicts:
                 each_said = "; ".join(
-                    f"{self.shown(name)} above in {found['above']}, below in {found['below']}, not told apart in "
+                    f"{self.shown(name)} above in {found['above']}, below in {found['below']}, no difference shown in "
                     f"{found['unclear']}" + (f", too few runs in {found['untested']}" if found["untested"] else "")
                     for name, found in verdicts.items()
                 )
