@@ -39,6 +39,7 @@ DATA = {"bc": ["agent.data=there", "llm.model=there"], "small_bc": ["agent.data=
 """What a treatment has no default for."""
 SAME = {("teacher/teams", "team"), *((study, "alone") for study in ("teacher/rooms", "first/teacher", "studies/rooms"))}
 SAME |= {(study, "cmaes") for study in studies() if "search" in study}
+SAME |= {("studies/tax_planners", "tax_random")}
 """Treatments that are what the study is without one."""
 
 

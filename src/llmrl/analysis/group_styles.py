@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette without yellow: distinguishable for color-blind readers, and visible on white."""
 GREY = "#777777"
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "d")
 LINE_STYLES: tuple[Any, ...] = (
     "solid",
     (0, (6, 2)),
@@ -45,10 +45,9 @@ def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[st
         names: names of the groups.
         baselines: those of them that are gray.
     """
-    ordered = sorted(names)
-    colored = [name for name in ordered if name not in baselines]
     styles = {}
-    for k, name in enumerate([*colored, *(name for name in ordered if name in baselines)]):
+    # Baselines have the same color, so they get the styles that differ most.
+    for k, name in enumerate(sorted(names, key=lambda name: (name not in baselines, name))):
         is_baseline = name in baselines
         styles[name] = {
             "color": GREY if is_baseline else COLOURS[k % len(COLOURS)],
