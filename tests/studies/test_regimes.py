@@ -37,8 +37,10 @@ def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
         weights.append({name: x.shape for name, x in parts.agents[0].policy.state_dict().items()})
         parts.close()
     assert weights[0] == weights[1] and kinds == [DesignLoop, LearnLoop]
-    for name in ("engine", "rules", "observe", "mechanism", "show_mechanism", "n_agents"):
-        assert has_principal["env"][name] == alone["env"][name], name
+    typed = compose(f"experiment=regimes/{game}_pretrain", f"output_root={tmp_path}")
+    for name in ("engine", "rules", "observe", "mechanism", "show_mechanism", "n_agents", "horizon"):
+        assert has_principal["env"][name] == alone["env"][name] == typed["env"][name], name
+    assert alone["env"]["n_envs"] == typed["env"]["n_envs"] and alone["learn"] == typed["learn"]
     assert alone["learn"]["mechanism"], "agents that never saw a mechanism do not heed it"
 
 
