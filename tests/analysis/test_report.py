@@ -355,7 +355,6 @@ def test_unknown_metrics_name_those_there_are(sweep: Path, capsys: pytest.Captur
 
 def test_senseless_settings(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--last-fraction" in fails(capsys, sweep, "--last-fraction", "0.1")
-    assert "--" in fails(capsys, sweep)
     assert "--target=nan" in fails(capsys, sweep, "--target", "nan")
 
 

@@ -77,7 +77,7 @@ def test_numbers_that_were_not_finite_are_left_out(outputs):
 
 def test_proposals_of_mechanism_design_have_their_numbers_by_name(tmp_path):
     run("env=escape_room", "principal=ucb", "env.n_envs=2", "design.steps=3", "design.adapt_rounds=1",
-        "design.validate_episodes=2", "design.race=0", f"output_root={tmp_path}")  # fmt: skip
+        "design.validate_episodes=2", "design.confirm_steps=0", f"output_root={tmp_path}")  # fmt: skip
     folder = only_run_folder(tmp_path)
     history = json.loads((folder / "summary.json").read_text())["history"]
     proposals = llmrl.load(folder).proposals
