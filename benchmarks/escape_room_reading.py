@@ -83,7 +83,14 @@ def finished(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, A
     """Summaries of the preset under `words`, by seed, from runs in `folder`."""
     command = [sys.executable, "-m", "llmrl.cli.train", "--config-dir", str(TESTS / "reading_conf"), "--multirun"]
     chosen = ",".join(map(str, range(seeds)))
-    words = ["experiment=regimes/escape_room", *words, "design.race=0", f"seed={chosen}", f"output_root={folder}"]
+    words = [
+        "experiment=regimes/escape_room",
+        *words,
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        f"seed={chosen}",
+        f"output_root={folder}",
+    ]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")]),
@@ -169,7 +176,7 @@ def principals(folder: Path, seeds: int) -> None:
         objectives = [np.array([row["objective"] for row in run["history"]]) for run in runs]
         n = len(objectives[0]) // runs[0]["principal_steps"]
         parts = [[each[:count].mean() for each in objectives] for count in (1, 10 * n)]
-        cells = [interval(np.array(scores)) for scores in (*parts, [run["final_objective"] for run in runs])]
+        cells = [interval(np.array(scores)) for scores in (*parts, [run["online_performance"] for run in runs])]
         until = [tries(run) for run in runs]
         found = ", ".join(f"{sum(x is not None for x in each)} of {len(each)}" for each in until)
         counted = [x for each in until for x in each if x is not None]

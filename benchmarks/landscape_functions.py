@@ -18,8 +18,7 @@ import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 from scipy.stats import qmc
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
@@ -99,7 +98,7 @@ class Grid:
     episodes: int
 
 
-DATA = ROOT / "docs" / "results" / "data"
+DATA = Path(__file__).parents[1] / "docs" / "results" / "data"
 GRIDS = {
     "harvest": Grid(DATA / "landscape_harvest_landscape.csv", 5, 2),
     "cleanup": Grid(DATA / "landscape_cleanup_landscape.csv", 5, 2),

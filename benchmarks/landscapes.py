@@ -10,8 +10,8 @@ recommendation is that of the principal's `recommend`; without one it is the vec
 measurements. Run i of a family has the same landscape and the same noise for all principals.
 
 Prints means and standard errors over runs as tables, and CPU seconds of a run. With `--output` it writes per-run scores
-to landscapes_runs.csv (a column per principal) and means to landscapes_scores.csv. Columns of principals and families
-that were not run stay as they are in existing files.
+to landscapes_runs.csv (a column per principal) and means to landscapes_scores.csv. Scores of existing files that are
+not computed again are kept and printed, so `--runs 0 --gp-runs 0` only prints.
 
 `gp-...` are variants of `gp`: fewer initial points, reported standard errors as noise, and `gp-incumbent`, which
 recommends the vector with the highest mean of measurements from the same proposals. `metagrad` is left out because it
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import logging
 import os
 import time
@@ -217,6 +218,24 @@ def format_tables(cells: Mapping[Cell, np.ndarray]) -> str:
     return "\n".join(lines)
 
 
+def format_differences(scores: Mapping[Row, Mapping[str, float]]) -> str:
+    """Return a Markdown table of paired differences between variants of `gp` and `gp`, mean ± standard error."""
+    lines = [
+        "\nDifference from gp\n",
+        "| variant | family | " + " | ".join(f"after {n}" for n in BUDGETS) + " | runs |",
+    ]
+    lines += ["|---|---" + "|---:" * (len(BUDGETS) + 1) + "|"]
+    for name, family in itertools.product((*GP_VARIANTS, INCUMBENT), FAMILIES):
+        pairs: dict[int, list[float]] = {n: [] for n in BUDGETS}
+        for (where, _, n), row in scores.items():
+            if where == family and n in pairs and {"gp", name} <= row.keys():
+                pairs[n].append(row[name] - row["gp"])
+        if all(pairs.values()):
+            text = [f"{np.mean(values):+.3f} ± {standard_error(np.array(values)):.3f}" for values in pairs.values()]
+            lines.append(f"| {name} | {family} | " + " | ".join(text) + f" | {len(pairs[BUDGETS[0]])} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="runs of each principal and family")
@@ -251,7 +270,9 @@ def main() -> None:
     if args.output:
         write_means(args.output / "landscapes_scores.csv", cells)
     print(format_tables(cells))
-    print("\nCPU seconds of a run: " + ", ".join(f"{name} {np.mean(used):.2f}" for name, used in seconds.items()))
+    print(format_differences(scores))
+    for name, used in seconds.items():
+        print(f"CPU seconds of a run of {name}: {np.mean(used):.2f}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,13 @@ def again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float],
     last = [list(row["mechanism"].values()) for row in history if row["step"] > steps - max(1, steps // 5)]
     vectors = [[0.0] * len(last[0]), *last]
     listed = ("principal=listed", f"principal.vectors={vectors}", f"design.candidates={len(vectors)}")
-    once = ("design.steps=1", "design.race=0", "design.references=0", f"design.validate_episodes={EPISODES}")
+    once = (
+        "design.steps=1",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        "design.references=0",
+        f"design.validate_episodes={EPISODES}",
+    )
     name = f"{env}_{principal}_{seed}_again"
     run(f"env={env}", *listed, *once, f"seed={FRESH + seed}", f"name={name}", f"output_root={root}")
     [fresh] = (root / name).glob(f"*/s{FRESH + seed}")

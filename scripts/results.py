@@ -1,19 +1,31 @@
-"""Copies what a study shows into the documentation: `docs/results/figures/<name>.png`, and its tables as
-`docs/results/data/<name>_*.csv`, those of a study of several tasks in one file.
+"""Results in the documentation: values of studies, and the pages whose numbers are computed from them.
 
-    python scripts/results.py outputs/harvest_figure outputs/landscape_harvest
+    python scripts/results.py outputs/harvest_figure outputs/landscape_harvest   # store studies in docs/results
+    python scripts/results.py --write   # write all tables, the pages and the tables of the README
+    python scripts/results.py --check   # compute all numbers again, and compare; the exit code is 1 for a difference
 
-Writes the report of each folder anew, as the study's file now says. Prints the sentences, and each table as
-the Markdown of its page.
+The first command writes the report of each folder again, with the settings that the study's file has now. It stores the
+figure, the per-run values (`results_runs`) and the tables of the report in `docs/results`, and prints the tables and
+sentences. `--check` computes the tables again from the per-run values, and the pages from the tables (`results_pages`).
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
+import io
+import math
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from results_pages import ResultPages
+from results_runs import restore_runs, write_runs
+
+from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.report import Report
 from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.report_tables import slugs
 from llmrl.analysis.runs import read_runs
@@ -23,39 +35,119 @@ from llmrl.analysis.table_format import ReportTable
 from llmrl.display.reports import reported
 from llmrl.experiment.composition import plain
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+ROOT = Path(__file__).parents[1]
+RUNS = "_runs.csv"
+"""End of the names of files with per-run values."""
 
 
-def main() -> None:
-    """Copy the studies that are named on the command line."""
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Store studies, or write or check the pages; return the exit code.
+
+    Args:
+        arguments: command line; None: that of the process.
+        root: root of the repository.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, help="output folders of studies to store")
+    parser.add_argument("--write", action="store_true", help="write all pages from their templates")
+    parser.add_argument("--check", action="store_true", help="compare all tables and pages with their sources")
+    options = parser.parse_args(arguments)
+    if not (options.folders or options.write or options.check):
+        parser.error("give folders of studies, --write or --check")
+    results = root / "docs" / "results"
+    for folder in options.folders:
+        sys.stdout.write(store_study(folder, results) + "\n")
+    pages = ResultPages(root)
+    if options.write:
+        for path, table in computed_tables(results / "data"):
+            path.write_text(table)
+        pages.write()
+    problems = [*table_problems(results / "data"), *pages.problems()] if options.check else []
+    for problem in problems:
+        sys.stdout.write(problem.rstrip("\n") + "\n")
+    return 1 if problems else 0
+
+
+def store_study(folder: Path, results: Path) -> str:
+    """Store the figure, the per-run values and the tables of a study; return its tables and sentences as Markdown.
+
+    Args:
+        folder: output folder of the study.
+        results: folder of the result pages.
+    """
+    settings = study_settings(folder)
+    report, page = reported(folder, ReportSettings(study=settings))
     for part in ("figures", "data"):
-        (RESULTS / part).mkdir(parents=True, exist_ok=True)
-    for folder in map(Path, sys.argv[1:]):
-        numbers, page = reported(folder, ReportSettings(study=_asked(folder)))
-        over = tasks_compared(numbers)
-        if over is None:
-            [slug], [section] = slugs(numbers), numbers.sections
-            assert section.study is not None
-            shown, tables = section.study, section.study.tables
-            figure = f"{slug}_study"
+        (results / part).mkdir(parents=True, exist_ok=True)
+    comparison = tasks_compared(report)
+    figure = NAME if comparison is not None else f"{slugs(report)[0]}_study"
+    shutil.copy(page.parent / "figures" / f"{figure}.png", results / "figures" / f"{folder.name}.png")
+    data = results / "data"
+    write_runs(folder, settings, *_run_files(data, folder.name))
+    shown = comparison or report.sections[0].study
+    assert shown is not None
+    texts = [f"## {settings.question}", f"![](figures/{folder.name}.png)", shown.caption]
+    for name, table in study_tables(report):
+        (data / f"{folder.name}_{name}.csv").write_text(table.csv())
+        texts += [table.caption, table.markdown()] if table.columns else []
+    return "\n\n".join([*texts, *shown.sentences]) + "\n"
+
+
+def computed_tables(data: Path) -> Iterator[tuple[Path, str]]:
+    """Compute the tables of all studies with per-run values; yield the path and the content of each CSV file."""
+    for runs in sorted(data.glob(f"*{RUNS}")):
+        study = runs.name.removesuffix(RUNS)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / study
+            restore_runs(*_run_files(data, study), folder)
+            report = summarize(folder, ReportSettings(study=study_settings(folder)))
+        for name, table in study_tables(report):
+            yield data / f"{study}_{name}.csv", table.csv()
+
+
+def table_problems(data: Path) -> list[str]:
+    """Compute the tables of all studies with per-run values; return a message for each difference from the files."""
+    problems = []
+    for path, table in computed_tables(data):
+        if path.exists():
+            problems += [f"{path}, {text}" for text in _differences(path.read_text(), table)]
         else:
-            shown, tables, figure = over, (over.table, *_joined(over)), NAME
-        shutil.copy(page.parent / "figures" / f"{figure}.png", RESULTS / "figures" / f"{folder.name}.png")
-        texts = [f"## {shown.settings.question}", f"![](figures/{folder.name}.png)", shown.caption]
-        for table in tables:
-            if len(table.data) < 2:
-                continue  # its header alone
-            what = "scores" if table.name == NAME else table.name.removeprefix("study_")
-            (RESULTS / "data" / f"{folder.name}_{what}.csv").write_text(table.csv())
-            texts += [table.caption, table.markdown()] if table.columns else []
-        sys.stdout.write("\n\n".join([*texts, *shown.sentences]) + "\n\n")
+            problems.append(f"{path} is missing")
+    return problems
 
 
-def _joined(over: TasksCompared) -> Iterator[ReportTable]:
-    """The comparisons and the curves of all tasks, each as one table whose first column is the task."""
+def study_tables(report: Report) -> Iterator[tuple[str, ReportTable]]:
+    """Yield the tables of a study with the names of their files; those of several tasks have a column `task`."""
+    comparison = tasks_compared(report)
+    if comparison is not None:
+        tables = [comparison.table, *_joined(comparison)]
+    else:
+        [section] = report.sections
+        assert section.study is not None
+        tables = list(section.study.tables)
+    for table in tables:
+        if len(table.data) > 1:
+            yield "scores" if table.name == NAME else table.name.removeprefix("study_"), table
+
+
+def study_settings(folder: Path) -> StudySettings:
+    """Return the settings that the file of a study has now.
+
+    Raises:
+        ValueError: the runs belong to several studies with different settings, or to none.
+    """
+    names = sorted({run.overrides.get("experiment", "none") for run in read_runs(folder)})
+    first, *others = [settings_from(plain("train", f"experiment={name}")["report"], name) for name in names]
+    if first is None or any(other != first for other in others):
+        raise ValueError(f"{folder} has runs of {', '.join(names)}; they must be one study with one section `report`")
+    return first
+
+
+def _joined(comparison: TasksCompared) -> Iterator[ReportTable]:
+    """Yield the comparisons and the curves of all tasks, each as one table whose first column is the task."""
     for name in ("study_comparisons", "study_curves"):
         data: list[list[object]] = []
-        for title, study in zip(over.titles, over.studies, strict=True):
+        for title, study in zip(comparison.titles, comparison.studies, strict=True):
             for table in study.tables:
                 if table.name == name:
                     data = data or [["task", *table.data[0]]]
@@ -64,14 +156,26 @@ def _joined(over: TasksCompared) -> Iterator[ReportTable]:
             yield ReportTable(name, "", data)
 
 
-def _asked(folder: Path) -> StudySettings | None:
-    """How the study is shown whose runs these are; of several studies of one folder, as all of them say."""
-    names = sorted({run.overrides.get("experiment", "none") for run in read_runs(folder)})
-    first, *others = [settings_from(plain("train", f"experiment={name}")["report"], name) for name in names]
-    if any(other != first for other in others):
-        raise ValueError(f"{folder} has runs of {', '.join(names)}, which are not shown alike")
-    return first
+def _run_files(data: Path, study: str) -> tuple[Path, Path]:
+    return data / f"{study}{RUNS}", data / f"{study}_run_curves.csv"
+
+
+def _differences(stored: str, computed: str) -> Iterator[str]:
+    """Yield the lines of two CSV texts that differ by more than rounding in the last digits."""
+    old, new = (list(csv.reader(io.StringIO(text))) for text in (stored, computed))
+    if len(old) != len(new):
+        yield f"{len(old)} lines stored, {len(new)} computed"
+    for number, (one, other) in enumerate(zip(old, new, strict=False), start=1):
+        if len(one) != len(other) or not all(map(_equal, one, other)):
+            yield f"line {number}: stored {','.join(one)}, computed {','.join(other)}"
+
+
+def _equal(one: str, other: str) -> bool:
+    try:
+        return one == other or math.isclose(float(one), float(other), rel_tol=1e-7, abs_tol=1e-9)
+    except ValueError:
+        return False
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,7 +40,14 @@ WHOLE = {
 }
 """Studies that are one command, cut to seconds; of each key what is typed last counts."""
 BUDGET = ["design.steps=2", "design.candidates=1", "design.adapt_rounds=1"]
-BUDGET += ["learn.env_steps=6", "learn.evaluate_episodes=1", "play.episodes=1", "design.references=0", "design.race=0"]
+BUDGET += [
+    "learn.env_steps=6",
+    "learn.evaluate_episodes=1",
+    "play.episodes=1",
+    "design.references=0",
+    "design.confirm_steps=0",
+    "design.evaluations=0",
+]
 
 
 def lines_of_the_page() -> list[str]:

@@ -30,7 +30,13 @@ WORD = "correct.horse.battery"
 PIECES = (KEY[: len(KEY) // 2].encode(), KEY[len(KEY) // 2 :].encode(), WORD.encode())
 GAME = (
     *("env=escape_room", "env.n_envs=4", "principal=llm", "design.steps=2", "design.references=0"),
-    *("design.adapt_rounds=0", "design.validate_episodes=4", "design.race=0", "output_root=outputs"),
+    *(
+        "design.adapt_rounds=0",
+        "design.validate_episodes=4",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        "output_root=outputs",
+    ),
     *("llm.retry.first_delay=0.001", "llm.retry.retries=2"),
 )
 SERVER = ("llm=openai_compatible", "llm.model=m")

@@ -22,7 +22,8 @@ def with_memory(tmp_path_factory):
 def society(tmp_path_factory):
     root = tmp_path_factory.mktemp("society")
     run("env=escape_room", "env.n_envs=4", "principal=ucb", "design.steps=2", "design.adapt_rounds=1",
-        "design.validate_episodes=2", "design.race=0", f"output_root={root}")  # fmt: skip
+        "design.validate_episodes=2",
+        "design.confirm_steps=0", "design.evaluations=0", f"output_root={root}")  # fmt: skip
     return only_run_folder(root)
 
 

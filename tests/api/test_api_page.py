@@ -66,7 +66,7 @@ def test_the_stop_button_leaves_a_run_that_goes_on(tmp_path):
     kernel, client = start_new_kernel(cwd=str(tmp_path))
     try:
         small = {"env.n_envs": 2, "design.steps": 4000, "design.adapt_rounds": 1, "design.validate_episodes": 2}
-        options = small | {"design.references": 0, "design.race": 0}
+        options = small | {"design.references": 0, "design.confirm_steps": 0, "design.evaluations": 0}
         running = client.execute(f"import llmrl\nllmrl.train('env=escape_room', 'principal=ucb', **{options})")
         while not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")):
             time.sleep(0.05)

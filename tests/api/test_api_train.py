@@ -28,7 +28,8 @@ TINY = {
     "design.adapt_rounds": 1,
     "design.validate_episodes": 2,
     "design.references": 0,
-    "design.race": 0,
+    "design.confirm_steps": 0,
+    "design.evaluations": 0,
 }
 
 

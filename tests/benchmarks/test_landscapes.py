@@ -1,13 +1,13 @@
 """Landscapes with known truth, and principals that search them."""
 
+import landscapes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import landscapes
 from landscape_functions import DATA, FAMILIES, RANDOM_FAMILIES, SCALE, landscape, measured_landscape
 from landscapes import PRINCIPALS, recommendation, search
+
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.unit_cube import from_unit
 
@@ -78,7 +78,7 @@ def test_rule_of_the_principal_is_scored_and_else_the_incumbent():
 @pytest.mark.parametrize("name", sorted(set(PRINCIPALS) - {"gp", "dual_rl"}))
 def test_every_principal_is_scored_after_5_10_and_20_proposals(name):
     scores, seconds = search(name, "gate", 1, 20, 1, "scripted")
-    assert [row for row in scores] == [("gate", 1, n) for n in (5, 10, 20)]
+    assert list(scores) == [("gate", 1, n) for n in (5, 10, 20)]
     assert all(-0.02 < score < 1.02 for row in scores.values() for score in row.values()) and seconds > 0
     assert search(name, "gate", 1, 20, 1, "scripted")[0] == scores
 

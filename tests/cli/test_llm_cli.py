@@ -112,7 +112,8 @@ def test_the_estimate_is_near_what_a_run_then_uses(capsys, tmp_path):
         "principal=llm",
         "design.steps=30",
         "design.adapt_rounds=0",
-        "design.race=0",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
     )
     run(*common, "dry_run=true")
     tokens = re.search(r"prompt tokens *│ about ([\d,]+)", capsys.readouterr().out)

@@ -48,7 +48,7 @@ def test_an_observer_of_a_learner_is_told_training_episodes_alone(tmp_path):
         ("env=taxi", "agent=random", "env.horizon=3", "env.n_envs=2", "play.episodes=4"),
         (
             *("env=escape_room", "principal=fixed", "env.n_envs=4", "design.steps=1", "design.adapt_rounds=1"),
-            *("design.validate_episodes=4", "design.references=0", "design.race=0"),
+            *("design.validate_episodes=4", "design.references=0", "design.confirm_steps=0", "design.evaluations=0"),
         ),
     ],
 )

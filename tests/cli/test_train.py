@@ -153,7 +153,7 @@ def test_third_party_parts_through_config_dir(tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((only_run_folder(tmp_path / "outputs" / "done") / "summary.json").read_text())
     assert [row["mechanism"]["zero"] for row in summary["history"]] == [2.0, 1.0, 0.5]
-    assert summary["final_objective"] == 8.0  # the echo agent names every signal
+    assert summary["online_performance"] == summary["recommendation"] == 8.0  # the echo agent names every signal
     taught = train(*trusted, "teacher=always_zero", "learn.env_steps=256", "name=taught", cwd=tmp_path)
     assert taught.returncode == 0, taught.stderr
     rows = (only_run_folder(tmp_path / "outputs" / "taught") / "metrics.jsonl").read_text()

@@ -42,7 +42,8 @@ pytestmark = pytest.mark.slow
 
 CLEANUP = (
     "env=cleanup", "agent.init_from=null", "agent.head_hidden=[]", "env.n_envs=4", "env.n_agents=3",
-    "env.horizon=12", "design.rollout_steps=6", "design.steps=1", "design.candidates=2", "design.race=0",
+    "env.horizon=12", "design.rollout_steps=6", "design.steps=1", "design.candidates=2",
+    "design.confirm_steps=0", "design.evaluations=0",
     "agent.ppo.learning_rate=0.03", "principal=listed", "principal.vectors=[[0,2,0],[1,0,0]]",
 )  # fmt: skip
 ESCAPE = (
@@ -172,7 +173,13 @@ def test_a_society_adapts_alike_whatever_it_is_compared_with(cleanup):
 
 
 def test_what_societies_begin_with(tmp_path):
-    run(*ESCAPE, "design.reset_agents=false", "design.race=0", f"output_root={tmp_path}")
+    run(
+        *ESCAPE,
+        "design.reset_agents=false",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        f"output_root={tmp_path}",
+    )
     folder = only_run_folder(tmp_path)
     config, saved = read_config(folder, []), saved_state(folder)[1]["agents"][0]
     assert plan_adaptation(True, False, ["student"], config).initial is False

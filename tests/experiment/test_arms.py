@@ -5,8 +5,9 @@ import logging
 import pytest
 
 from experiments import compose, run
+from llmrl.core.option_files import options
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.experiment.plan import plan, shortage
+from llmrl.experiment.plan import coverage, plan, shortage
 
 ROOM = ("env=escape_room", "env.n_envs=2", "design.adapt_rounds=0")
 POLE = ("env=cartpole", "agent=linear", "principal=ucb")
@@ -26,40 +27,83 @@ def planned(*overrides):
 
 def test_too_many_arms():
     [(_, principal), row], short = planned(*ROOM, "principal=ucb", "principal.points=3", "design.steps=90")
-    assert principal == "UCBPrincipal: 243 arms"
+    assert principal == "UCBPrincipal: 243 arms, 0.123 measurements of each on average in a context"
     assert row == ("  but", short)
     assert short == (
         "about 30 proposals in each of 3 contexts, 243 arms: close to a random search, as 213 arms or more are never "
-        "played; set design.steps=1458, or choose a principal without a grid (cem, cmaes, gp, llm)"
+        "played; set principal.points=null (arms that fit the run) or design.steps=2187, or choose a principal without "
+        "arms (cem, cmaes, gp, llm)"
     )
     # What it says to set is enough.
-    assert planned(*ROOM, "principal=ucb", "principal.points=3", "design.steps=1458")[1] is None
+    assert planned(*ROOM, "principal=ucb", "principal.points=3", "design.steps=2187")[1] is None
+    assert planned(*ROOM, "principal=ucb", "design.steps=90")[1] is None
 
 
-def test_candidates_count_and_a_coarser_grid_is_named_where_there_is_one():
+def test_candidates_count():
     room = (*ROOM, "env.fixed_context=0", "principal=thompson", "principal.points=4", "design.steps=8")
     _, short = planned(*room, "design.candidates=2")
-    assert short.startswith("16 proposals, 1,024 arms") and "points=" not in short
+    assert short.startswith("16 proposals, 1,024 arms")
     _, short = planned(*room, "design.candidates=8", "env.n_envs=8")
-    assert "set principal.points=2 or design.steps=256, or" in short
-    assert planned(*room[:-2], "principal.points=2", "design.steps=8", "design.candidates=8", "env.n_envs=8")[1] is None
+    assert "set principal.points=null (arms that fit the run) or design.steps=384, or" in short
+
+
+def test_a_scan_has_no_points_to_set():
+    _, short = planned(*ROOM, "principal=scan", "design.steps=6")
+    assert "8 arms" in short and "points" not in short
 
 
 @pytest.mark.parametrize(
-    ("steps", "arms"), [(3 * 2 * 243, 243), (3 * 2 * 243 - 1, 32), (3 * 32, 32)], ids=["published", "fewer", "fewest"]
+    ("steps", "arms", "mean"),
+    [(3 * 3 * 243, 243, "3"), (3 * 3 * 243 - 1, 32, "22.8"), (3 * 3 * 32, 32, "3"), (72, 8, "3"), (12, 2, "2")],
+    ids=["published", "fewer", "smallest grid", "list", "shortest list"],
 )
-def test_by_default_the_grid_fits(steps, arms):
+def test_by_default_the_arms_fit(steps, arms, mean):
     [(_, principal), _], short = planned(*ROOM, "principal=ucb", f"design.steps={steps}")
-    assert principal == f"UCBPrincipal: {arms} arms" and short is None
+    assert principal == f"UCBPrincipal: {arms} arms, {mean} measurements of each on average in a context"
+    assert short is None
 
 
 def test_searches_of_policies_fit_too():
     """Ten parameters of CartPole's linear policy: two points each are too many for a short search."""
-    [(_, principal), (what, _)], short = planned(*POLE, "search.iterations=10", "search.candidates=8")
-    assert principal == "UCBPrincipal: 1,024 arms" and what == "  but"
-    assert "80 proposals, 1,024 arms" in short and "search.iterations=256, or" in short
+    [(_, principal), _], short = planned(*POLE, "search.iterations=10", "search.candidates=8")
+    assert principal == "UCBPrincipal: 26 arms, 3.08 measurements of each on average" and short is None
     [(_, principal), _], short = planned(*POLE, "search.iterations=500", "search.candidates=8")
-    assert principal == "UCBPrincipal: 1,024 arms" and short is None
+    assert principal == "UCBPrincipal: 1,024 arms, 3.91 measurements of each on average" and short is None
+
+
+@pytest.mark.parametrize(("candidates", "warned"), [(4, False), (8, True), (16, True)])
+def test_candidates_that_cover_all_arms(candidates, warned):
+    room = (*ROOM[:1], "env.n_envs=16", "env.fixed_context=0", "design.adapt_rounds=0", "principal=scan")
+    [_, (what, _)], short = planned(*room, "design.steps=10", f"design.candidates={candidates}")
+    assert short is None and (what == "  but") == warned
+    config = compose(*room, "design.steps=10", f"design.candidates={candidates}")
+    parts = build_parts(config, None)
+    try:
+        assert (coverage(config, parts.principal) is not None) == warned
+    finally:
+        parts.close()
+
+
+def environments_with_a_mechanism():
+    # The rates of tax_economy cannot be switched off, so it has no such option.
+    return [name for name, option in options("env").items() if option.get("mechanism") or name == "tax_economy"]
+
+
+@pytest.mark.slow
+@pytest.mark.meltingpot
+@pytest.mark.parametrize("env", environments_with_a_mechanism())
+def test_by_default_each_arm_gets_three_measurements(env):
+    config = compose(f"env={env}", "principal=ucb", "agent.init_from=null")
+    parts = build_parts(config, None)
+    try:
+        made = config["design"]["steps"] * config["design"]["candidates"]
+        assert 3 * parts.principal.n_arms * parts.env.spec.proposals.n_rows <= made
+    finally:
+        parts.close()
+
+
+def test_which_environments_have_a_mechanism():
+    assert {"cleanup", "harvest", "escape_room", "tax_economy", "fishery"} <= set(environments_with_a_mechanism())
 
 
 @pytest.mark.slow

@@ -39,7 +39,15 @@ from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.work import JobWork, PackWork, RowEnd
 from stalling import STALLED_S, Stall, impatient
 
-TINY = ("env=escape_room", "agent=pg", "design.adapt_rounds=2", "env.n_envs=4", "design.race=0", "hardware.threads=1")
+TINY = (
+    "env=escape_room",
+    "agent=pg",
+    "design.adapt_rounds=2",
+    "env.n_envs=4",
+    "design.evaluations=0",
+    "design.confirm_steps=0",
+    "hardware.threads=1",
+)
 THREE = (("principal=ucb", "seed=0"), ("principal=random", "seed=0"), ("principal=random", "seed=1"))
 
 

@@ -10,7 +10,15 @@ from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
 from llmrl.run.config_hash import config_hash
 
-TINY = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=2", "design.references=0", "design.race=0")
+TINY = (
+    "env=escape_room",
+    "env.n_envs=2",
+    "principal=llm",
+    "design.steps=2",
+    "design.references=0",
+    "design.evaluations=0",
+    "design.confirm_steps=0",
+)
 PARTS = {
     *("env", "agent", "agent.ppo", "principal", "design", "hardware"),
     *("llm", "llm.retry", "llm.limits", "llm.budget", "llm.max_invalid"),

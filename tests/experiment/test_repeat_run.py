@@ -24,7 +24,7 @@ from llmrl.run.folder_names import hash_of
 from llmrl.run.status import read_status
 
 TINY = ("env=escape_room", "principal=fixed", "principal.values=[1,0,0,0,0]", "design.steps=1", "design.adapt_rounds=1")
-SMALL = ("design.validate_episodes=2", "env.n_envs=2", "design.race=0")
+SMALL = ("design.validate_episodes=2", "env.n_envs=2", "design.evaluations=0", "design.confirm_steps=0")
 
 
 @pytest.fixture(scope="module")

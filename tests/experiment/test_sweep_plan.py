@@ -22,7 +22,7 @@ def told(text):
 
 def test_one_table_tells_of_all_runs(tmp_path):
     """Of processes, steps, calls, money and time, and why a run is alone; nothing is written."""
-    swept = ("principal=ucb,llm,metagrad", "seed=0,1,2", "design.race=0", "llm=gpt4o")
+    swept = ("principal=ucb,llm,metagrad", "seed=0,1,2", "design.evaluations=0", "design.confirm_steps=0", "llm=gpt4o")
     done = refused(*SMALL, *swept, "design.references=0", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = told(done.stdout)

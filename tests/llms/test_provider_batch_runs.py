@@ -31,7 +31,15 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is optional"),
 ]
 GAME = (
-    *("env=escape_room", "env.n_envs=4", "agent=pg", "principal=llm", "design.references=0", "design.race=0"),
+    *(
+        "env=escape_room",
+        "env.n_envs=4",
+        "agent=pg",
+        "principal=llm",
+        "design.references=0",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+    ),
     *("design.adapt_rounds=0", "design.steps=3", "design.candidates=2", "hardware.threads=1"),
 )
 

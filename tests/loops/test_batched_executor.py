@@ -40,8 +40,8 @@ HARVEST = (
         "design.steps=2",
         "design.rollout_steps=10",
         "agent.ppo.minibatch_size=30",
-        "design.race=2",
-        "design.race_rounds=1",
+        "design.confirm_steps=1",
+        "design.evaluations=1",
     ),
 )
 CLEANUP = (
@@ -56,7 +56,8 @@ CLEANUP = (
 CLEANUP = (
     *CLEANUP,
     "design.validate_episodes=1",
-    "design.race=0",
+    "design.confirm_steps=0",
+    "design.evaluations=0",
     "agent.features=8",
     "design.rollout_steps=4",
     "agent.ppo.epochs=2",
@@ -211,7 +212,12 @@ def test_what_was_computed_in_batches_is_counted(monkeypatch):
     sizes = []
     play = Wave.play
     monkeypatch.setattr(Wave, "play", lambda self, *a, **k: (sizes.append(len(self.members)), play(self, *a, **k))[1])
-    together([compose(*ROOM, "design.race=0", "principal=ucb", f"seed={i}") for i in range(4)])
+    together(
+        [
+            compose(*ROOM, "design.confirm_steps=0", "design.evaluations=0", "principal=ucb", f"seed={i}")
+            for i in range(4)
+        ]
+    )
     assert sizes and set(sizes) == {4}
 
 

@@ -133,14 +133,14 @@ ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=2", "design.vali
 LEARN = ("env=escape_room", "env.n_envs=4", "learn.rollout_steps=5", "learn.env_steps=200", "learn.evaluate_every=4")
 SEARCH = ("env=cartpole", "agent=linear", "env.horizon=30", "search.iterations=3", "search.episodes=2")
 RUNS = {
-    "design, a race between bandit arms": (
+    "design, confirmation of bandit arms": (
         *ROOM, "principal=egreedy", "principal.points=2", "design.candidates=2", "design.adapt_rounds=1",
-        "design.race=2", "design.race_rounds=1",
+        "design.steps=6", "design.confirm_steps=3", "design.evaluations=2",
     ),
-    "design, a gradient": (*ROOM, "principal=metagrad", "agent=pg", "design.race=0"),
+    "design, a gradient": (*ROOM, "principal=metagrad", "agent=pg", "design.confirm_steps=0", "design.evaluations=0"),
     "design, pieces, societies that live on": (
         *ROOM, "principal=random", "env.horizon=10", "design.rollout_steps=5", "design.reset_agents=false",
-        "design.race=0",
+        "design.confirm_steps=0", "design.evaluations=0",
     ),
     "learn": (*LEARN, "learn.evaluate_episodes=4", "learn.trajectories_every=2"),
     "learn, a mechanism imposed": (*LEARN, "env.show_mechanism=true", "learn.mechanism=[1,0,2,0,5]"),

@@ -117,7 +117,6 @@ class TestGrid:
         assert points == 2 or 3 * points**d <= each
         assert points == most or 3 * (points + 1) ** d > each
 
-    @settings(deadline=None)
     @given(st.integers(1, 7), st.integers(6, 2000), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
     def test_default_arms_leave_three_measurements_of_each(self, d, proposals, contexts, published):
         space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
@@ -126,7 +125,6 @@ class TestGrid:
 
 
 class TestListedVectors:
-    @settings(deadline=None)
     @given(st.integers(1, 6), st.integers(2, 40))
     def test_distinct_inside_the_bounds_and_as_many_as_requested(self, d, n):
         space = toy(d=d).proposals

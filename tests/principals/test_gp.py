@@ -223,7 +223,7 @@ def test_recommendation_changes_neither_the_search_nor_random_numbers():
 
 @pytest.mark.parametrize("seed", some([0], range(3)))
 def test_proposals_of_a_step_are_chosen_with_regard_to_each_other(seed):
-    """With a model that is sure of a maximum inside the box, a batch is not one vector several times, nor a fixed set."""
+    """A batch begins with the vector that is proposed alone, and does not repeat it."""
     society = toy(1)
     principal = told(society, 12, seed=seed)
     batch, single = principal.ask(None, 4)[:, 0], told(society, 12, seed=seed).ask()[0, 0]

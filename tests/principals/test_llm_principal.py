@@ -423,10 +423,12 @@ class TestWhatItIsTold:
         text = principal.question("lever_0_works").text
         assert "keep what they have learned" in text and "governs 4 societies" in text and "nothing set" not in text
         assert "It says nothing of the learning" not in text
-        principal.brief(Briefing(40, 20, 2, 1, True, games=8, updates=0, counted=8))
+        principal.brief(Briefing(40, 20, 2, 1, True, games=8, updates=0, confirmations=8))
         text = principal.question("lever_0_works").text
         assert "in each of 8 games side by side; these agents do not learn." in text and "reinforcement" not in text
-        assert "No standard error is given, as there are too few" in text and "payoff of the last 8," in text
+        assert (
+            "No standard error is given, as there are too few" in text and "are measured again, 8 times in all" in text
+        )
 
     def test_no_standard_error_of_two_episodes(self):
         for n, shown in ((2, False), (3, True)):

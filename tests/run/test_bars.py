@@ -91,7 +91,7 @@ def test_hundreds_of_numbers_are_cut():
 def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(running):
     table = rows(running)
     assert [row[1] for row in table] == ["2", "1", "0"], "those that take longest first"
-    assert table[0] == ["principal=llm", "2", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
+    assert table[0] == ["principal=llm", "2", "-", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
     bars = Bars(Console(file=io.StringIO()))
     bars.add_task("sweep", total=3, completed=1, unit="runs", speed="", news="")
     bars.show_below(COLUMNS, table)
@@ -99,6 +99,7 @@ def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(runn
     assert "sweep" in lines[0] and lines[1].split() == [
         "run",
         "seed",
+        "stage",
         "done",
         "objective",
         "last",
@@ -134,3 +135,16 @@ def test_rows_of_one_process_take_turns_in_the_line(monkeypatch):
     lines = said.getvalue().splitlines()
     assert any("first: objective 1 with a: 1" in line for line in lines)
     assert any("second: objective 2 with a: 2" in line for line in lines)
+
+
+def test_runs_that_need_another_one_are_named_by_stage(monkeypatch):
+    """Their progress is that of the needed run, and does not count as theirs."""
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    with RowsDisplay(2, every_s=0.0, terminal=False) as display:
+        display.tell("first", Numbers(9, 10), stage="pre-training")
+        display.tell("second", Numbers(1, 10))
+        display.tell("first", Numbers(3, 10))
+    lines = said.getvalue().splitlines()
+    assert lines[0].startswith("0 of 2 runs") and "pre-training 90%" in lines[0]
+    assert "10.0%" in lines[1] and "pre-training 90%" in lines[1]
+    assert "20.0%" in lines[2] and "pre-training" not in lines[2]

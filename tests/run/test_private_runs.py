@@ -42,7 +42,8 @@ GAME = (
     "design.references=0",
     "design.adapt_rounds=0",
     "design.validate_episodes=4",
-    "design.race=0",
+    "design.confirm_steps=0",
+    "design.evaluations=0",
 )
 
 

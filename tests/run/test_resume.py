@@ -160,7 +160,13 @@ def test_a_run_that_is_far_from_its_next_safe_point_gives_up_the_way_there(conte
     """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
     overrides = (
         *("env=escape_room", "principal=random", "env.n_envs=8", "design.steps=2", "design.adapt_rounds=3"),
-        *("design.validate_episodes=2000", "design.references=0", "design.race=0", "checkpoint_seconds=1000"),
+        *(
+            "design.validate_episodes=2000",
+            "design.references=0",
+            "design.confirm_steps=0",
+            "design.evaluations=0",
+            "checkpoint_seconds=1000",
+        ),
     )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))

@@ -26,7 +26,7 @@ def test_incentives_matter_in_clean_up(tmp_path):
     run("experiment=regimes/cleanup_pretrain", f"learn.env_steps={PRETRAINING_STEPS}", f"output_root={tmp_path}")
     begun = the_run(tmp_path, "cleanup_pretrain")
     few = ("principal=listed", "principal.vectors=[[0,0,0],[0,3,0]]", "design.candidates=2", "design.steps=1")
-    once = (f"design.replicates={SOCIETIES}", "design.race=0", "design.references=0")
+    once = (f"design.replicates={SOCIETIES}", "design.confirm_steps=0", "design.evaluations=0", "design.references=0")
     run("env=cleanup", *few, *once, f"agent.init_from='{begun}'", f"output_root={tmp_path}")
     none, good = json.loads((the_run(tmp_path, "cleanup") / "summary.json").read_text())["history"]
     apart = np.array(good["societies"]) - np.array(none["societies"])  # of the same games and draws

@@ -26,7 +26,7 @@ def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
     result = run(f"env={env}_pixels", "principal=llm", "llm=scripted", *SMALL, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
-    assert result == summary["final_objective"] and len(summary["history"]) == 2
+    assert result == summary["recommendation"] and len(summary["history"]) == 2
     calls = list(read_calls(folder / "llm_calls.jsonl"))
     assert len(calls) == 2 and "Generation 1" in json.dumps(calls[1])
     evaluate([str(folder), "--episodes", "3", "--video", "--video-steps", "10"])

@@ -108,9 +108,9 @@ def test_language_models_are_asked_as_often_as_published_and_within_a_budget(gam
     assert 0 < config["llm"]["budget"]["usd"] <= 10
 
 
-def test_bandits_of_the_small_escape_room_have_two_values_a_number():
+def test_bandits_of_the_small_escape_room_have_three_proposals_for_each_arm():
     _, parts = built(compose("experiment=legislative/escape_room_small", "principal=ucb"))
-    assert parts.principal.grid.n_arms == 2**5
+    assert parts.principal.n_arms == 90 // 3 // 3
 
 
 def test_principals_of_the_small_escape_room_have_the_settings_of_the_measured_ones():

@@ -21,7 +21,13 @@ PRINCIPALS = sorted(set(options("principal")) - {"none", "listed", "saez"})
 STEPS, STOP = 4, 2
 TINY = (
     *("env.n_envs=1", "env.horizon=12", "checkpoint_seconds=0"),  # starting a game is what an episode costs here
-    *(f"design.steps={STEPS}", "design.adapt_rounds=1", "design.validate_episodes=1", "design.race=0"),
+    *(
+        f"design.steps={STEPS}",
+        "design.adapt_rounds=1",
+        "design.validate_episodes=1",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+    ),
 )
 HIGH = {"harvest": 1.0, "cleanup": 3.0}
 FEW = {

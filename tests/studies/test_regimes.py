@@ -48,7 +48,7 @@ def test_a_regime_runs(game, tmp_path):
     pieces = ("design.rollout_steps=10",) if game == "cleanup" else ()
     run(f"env={game}", "principal=random", *SHORT, *pieces, f"output_root={tmp_path}")
     summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
-    assert summary["proposals"] == 16 and summary["best_measured_again"] is True
+    assert summary["proposals"] == 16 and summary["recommendations"][0]["evaluations"] >= 4
 
 
 @pytest.mark.parametrize("game", GAMES)
@@ -115,7 +115,15 @@ def test_incentives_in_the_escape_room(tmp_path):
     """Moderate pay at the lever that works opens the door; nothing, the most, another lever and the middle do not."""
     vectors = [[0, 0, 3, 0, 0, 0, 0, 0], [0] * 8, [0, 0, 12, 0, 0, 0, 0, 0], [0, 3, 0, 0, 0, 0, 0, 0], [6] * 8]
     room = ("principal=listed", f"principal.vectors={vectors}", "env.fixed_context=2", "design.candidates=5")
-    run(ROOM, *room, "env.n_envs=160", "design.steps=1", "design.race=0", f"output_root={tmp_path}")
+    run(
+        ROOM,
+        *room,
+        "env.n_envs=160",
+        "design.steps=1",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        f"output_root={tmp_path}",
+    )
     history = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())["history"]
     good, *bad = [row["objective"] for row in history]
     assert good > 125 and max(bad) < 1
@@ -125,6 +133,6 @@ def test_the_regime_of_the_escape_room_runs_and_tells_what_payments_cost(tmp_pat
     run(ROOM, "principal=llm", *TINY, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["proposals"] == 8 and summary["best_measured_again"] is True
+    assert summary["proposals"] == 8 and summary["recommendations"][0]["evaluations"] >= 4
     [first, *_] = (folder / "llm_calls.jsonl").read_text().splitlines()
     assert "beyond what they take, all agents and steps together, 0.2 is subtracted" in first

@@ -107,7 +107,14 @@ def test_a_landscape_ends_with_its_map(tmp_path):
 
 @pytest.mark.slow
 def test_planners_of_the_tax_economy_are_compared(tmp_path):
-    small = ("env.n_envs=4", "env.n_agents=10", "design.steps=6", "design.validate_episodes=4", "design.race=0")
+    small = (
+        "env.n_envs=4",
+        "env.n_agents=10",
+        "design.steps=6",
+        "design.validate_episodes=4",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+    )
     small = (*small, "treatment=us_federal,no_tax,saez", "seed=0,1", "design.references=0", "hardware/backend=here")
     done = sweep("experiment=studies/tax_planners", *small, "output_root=out", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,14 @@ from llmrl.sweeps.launch import launch
 STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=fixed", "design.steps=1", "design.adapt_rounds=1"),
-    *("design.references=0", "design.race=0", "design.validate_episodes=2", "env.n_envs=2", "hardware/backend=here"),
+    *(
+        "design.references=0",
+        "design.evaluations=0",
+        "design.confirm_steps=0",
+        "design.validate_episodes=2",
+        "env.n_envs=2",
+        "hardware/backend=here",
+    ),
     f"agent.init_from={STUDY}",
 )
 

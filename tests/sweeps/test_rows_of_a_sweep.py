@@ -19,7 +19,14 @@ from llmrl.sweeps.run_control import cancel, records
 from sweeping import command, start, sweep, table, until
 
 ROOM = (
-    *("env=escape_room", "env.n_envs=4", "agent=pg", "design.references=0", "design.race=0"),
+    *(
+        "env=escape_room",
+        "env.n_envs=4",
+        "agent=pg",
+        "design.references=0",
+        "design.evaluations=0",
+        "design.confirm_steps=0",
+    ),
     *("design.adapt_rounds=2", "design.validate_episodes=4", "principal=ucb,random"),
 )
 

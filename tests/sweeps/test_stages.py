@@ -34,7 +34,7 @@ def record(root: Path, seed: int, state: str, stage: RunStage | None = None) -> 
 
 def queue_after(folder: Path, *others: PrerequisiteRecord) -> None:
     Queued(
-        *("here", 1, "", "machine", 1, "start", "host", "sweep", "", "", "", time.time(), "code", []),  # type: ignore[arg-type]
+        *("here", 1, "", "machine", 1, "start", "host", "sweep", "", "", "", time.time(), "code", []),
         after=list(others),
     ).write(folder)
 

@@ -56,7 +56,8 @@ class GroupTrace:
         shown: its display name.
         group: the group.
         scores, score: scores of its runs, [n_runs], and their mean with its interval.
-        units, seeds: label of the top-level unit of each run, and its seed.
+        units: label of the top-level unit of each run.
+        seeds: seed of each run.
         pretrainings: number of different pre-training runs that its runs start from.
         curve: curve of the metric; None without one, or for a group that is drawn as a line.
         anytime: value of the recommendation from the first n measurements, over n; None if only the last one was
@@ -289,11 +290,11 @@ def _compared(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Compariso
             other,
             difference_interval(one.scores, other.scores, one.units, other.units),
             improvement([one.scores], [other.scores], [one.units], [other.units]),
-            unadjusted,
+            own,
             adjusted,
             _since(one, other),
         )
-        for (one, other), unadjusted, adjusted in zip(family, p, holm(p), strict=True)
+        for (one, other), own, adjusted in zip(family, p, holm(p), strict=True)
     ]
 
 
@@ -311,7 +312,8 @@ def _since(one: GroupTrace, other: GroupTrace) -> float | None:
     else:
         places, levels = ours.places, np.tile(other.scores, (len(ours.places), 1))
     values = ours.values[np.isin(ours.places, places)]
-    return stays_above(places, difference_interval(values, levels, one.units, other.units).low)
+    apart = difference_interval(values, levels, one.units, other.units)
+    return stays_above(places, apart.low)
 
 
 def stays_above(places: np.ndarray, low: np.ndarray) -> float | None:
@@ -333,7 +335,7 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
         "above": "Above",
         "below": "Below",
         "unclear": "No difference shown from",
-        "untested": "Too few runs to compare with",
+        "untested": "Too few units to compare with",
     }
     for other in dict.fromkeys(each.other.name for each in comparisons):
         own = [each for each in comparisons if each.other.name == other]

@@ -78,6 +78,7 @@ def references_of(
         ReferenceLine(line, f"{name} ({'; '.join(labels)})" if len(levels) > 1 else name, *level)
         for told, labels in levels.items()
         for (line, name), level in zip(LINES.items(), told, strict=True)
+        if not math.isnan(level[0])
     ]
     said = []
     for text, labels in warned.items():
@@ -104,7 +105,10 @@ def _into(found: dict[Any, list[str]], key: Any, label: str) -> None:
 
 
 def _over_contexts(contexts: Sequence[Mapping[str, Any]], line: str) -> tuple[float, float]:
-    """Return the mean of a line over contexts, and its standard error: NaN if that of one context is unknown."""
+    """Return the mean of a line over contexts, and its standard error: NaN if that of one context is unknown; both are
+    NaN if the line was not measured."""
+    if any(own[line] is None for own in contexts):
+        return math.nan, math.nan
     values = [own[line]["value"] for own in contexts]
     errors = [math.nan if own[line]["standard_error"] is None else own[line]["standard_error"] for own in contexts]
     return math.fsum(values) / len(values), math.hypot(*errors) / len(errors)

@@ -239,6 +239,8 @@ def _gain(own: Mapping[str, Any]) -> str:
 
 def _beside_scan(own: Mapping[str, Any]) -> str:
     """Say so if a few blind vectors had found as much."""
+    if own["scan_best"] is None:
+        return ""
     short = own["scan_best"]["value"] - own["recommendation"]["value"]
     if short < 0:
         return ""

@@ -132,7 +132,7 @@ def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposal
         published: points per number by dimension.
         proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
 
-    Integers have all their values, however few the proposals are.
+    Integers have all their values, so `fitting_arms` lists them where these give too many arms.
     """
     most = default_points(space, published)
     if proposals is None or _whole(space):

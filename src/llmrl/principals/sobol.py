@@ -36,7 +36,7 @@ class SobolPrincipal:
 
         if space.dim > Sobol.MAXDIM:
             raise ConfigError(
-                f"principal=sobol proposes at most {Sobol.MAXDIM:,} numbers, and {space.name} has {space.dim:,}: "
+                f"principal=sobol proposes at most {Sobol.MAXDIM:,} numbers, and {space.name} has {space.dim:,}; "
                 "choose principal=random"
             )
         self.space, self.seeds = space, seeds.child("principal")

@@ -1,7 +1,7 @@
 """What runs have in common that might have come out otherwise: the levels at which results vary together.
 
-Runs of different seeds are only as independent as this allows. A report averages runs that share a pre-training run
-first.
+Runs of different seeds are only as independent as this allows. A report averages the runs of one
+pre-training run first.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class RunStage:
     eta_s: float | None = None
 
     def __str__(self) -> str:
-        return f"stage {self.index}/{self.of} {self.name} ({self.run})"
+        run = "" if self.name.endswith(self.run) else f" ({self.run})"
+        return f"stage {self.index}/{self.of} {self.name}{run}"
 
 
 @dataclass(frozen=True)

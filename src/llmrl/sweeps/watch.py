@@ -45,7 +45,10 @@ class SweepWatch:
         if not _running(found) and not stage_counts(found):
             return
         if self._progress.drawn:
-            self._progress.table(COLUMNS, rows(found))
+            cells = rows(found)
+            # Most sweeps have no stages.
+            shown = [i for i, name in enumerate(COLUMNS) if name != "stage" or any(row[i] != "-" for row in cells)]
+            self._progress.table([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in cells])
         else:
             self._progress.note(summary(found))
 

@@ -122,8 +122,15 @@ class TestGrids:
 
     def test_whole_numbers_are_all_on_it_by_default(self):
         assert default_points(TABLE, {3: 21, 5: 6}) == 4
-        bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
+        bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=3 * 4**6)
         assert bandit.grid.n_arms == 4**6
+        vectors = bandit.ask(None, 3)
+        bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
+
+    def test_whole_numbers_are_listed_in_short_runs(self):
+        bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
+        arms = bandit.arms()
+        assert arms.shape == (13, 6) and np.array_equal(arms, TABLE.rounded(arms))
         vectors = bandit.ask(None, 3)
         bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
 

@@ -15,7 +15,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 STUDY = "preset:legislative/escape_room_alone"
 NEEDS = (
     *("experiment=legislative/escape_room_small", "principal=random", "design.steps=1", "design.adapt_rounds=1"),
-    *("design.references=0", "design.race=0", "design.validate_episodes=2", "env.n_envs=2"),
+    *(
+        "design.references=0",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        "design.validate_episodes=2",
+        "env.n_envs=2",
+    ),
     *("hardware=slurm_cpu", "hardware.memory_gb=1", f"agent.init_from={STUDY}"),
 )
 

@@ -164,7 +164,8 @@ class Example:
             "principal=ucb",
             f"design.steps={steps}",
             "design.references=0",
-            "design.race=0",
+            "design.confirm_steps=0",
+            "design.evaluations=0",
         ]
         overrides += [f"output_root={self.root}"]
         done = subprocess.run(

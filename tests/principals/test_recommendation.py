@@ -1,0 +1,223 @@
+"""What principals recommend at the end of a run, and that recommending changes nothing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from llmrl.core.pooling import PooledEstimates
+from llmrl.core.protocols import Recommender
+from llmrl.core.records import Outcome
+from llmrl.core.seeding import Seeds
+from llmrl.envs.escape_room import EscapeRoom
+from llmrl.principals.cem import CEMPrincipal
+from llmrl.principals.cmaes import CMAESPrincipal
+from llmrl.principals.dual_rl import DualRLPrincipal
+from llmrl.principals.fixed import FixedPrincipal
+from llmrl.principals.metagrad import MetaGradPrincipal
+from llmrl.principals.recommendation import followed_by_incumbents
+from llmrl.principals.saez import SaezPrincipal
+from llmrl.principals.thompson import ThompsonPrincipal
+from llmrl.principals.vote import VotePrincipal
+from models import scripted
+from societies import TAX_ECONOMY, outcome, toy
+
+CONTEXTUAL = toy(contexts=("calm", "storm"))
+EVOLUTION = {
+    "cem": lambda spec: CEMPrincipal(spec.proposals, Seeds(0), population=4),
+    "cmaes": lambda spec: CMAESPrincipal(spec.proposals, Seeds(0), population=4),
+}
+NETWORKS = {
+    "dual_rl": lambda spec: DualRLPrincipal(spec, Seeds(0), hidden=[16], points=4),
+    "metagrad": lambda spec: MetaGradPrincipal(spec, Seeds(0), hidden=[16], learning_rate=1e-2),
+}
+MAKE = {
+    **EVOLUTION,
+    **NETWORKS,
+    "thompson": lambda spec: ThompsonPrincipal(spec.proposals, Seeds(0), points=3),
+    "fixed": lambda spec: FixedPrincipal(spec.proposals, contexts=[[0.0, 1.0], [2.0, 3.0]]),
+}
+
+
+def step(principal, spec, estimates, context=None, n=1):
+    """Ask, tell, and add the outcomes to the estimates."""
+    outcomes = [outcome(spec, vector, context) for vector in principal.ask(context, n)]
+    principal.tell(outcomes)
+    for each in outcomes:
+        estimates.add(each.vector, each.value, None, 1, 1, each.context)
+
+
+def as_text(state):
+    """A state as text that is equal only for equal states."""
+
+    def plain(value):
+        if isinstance(value, np.ndarray | torch.Tensor):
+            return value.tolist()
+        return str(value)
+
+    return json.dumps({str(key): value for key, value in state.items()}, default=plain, sort_keys=True)
+
+
+def state_of(principal):
+    """The state with dicts of any keys, as text."""
+
+    def text_keys(value):
+        if isinstance(value, dict):
+            return {str(key): text_keys(item) for key, item in value.items()}
+        return [text_keys(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return as_text(text_keys(principal.state_dict()))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_recommending_changes_nothing(name):
+    principal, estimates = MAKE[name](CONTEXTUAL), PooledEstimates()
+    for i in range(10):
+        step(principal, CONTEXTUAL, estimates, i % 2)
+    before = state_of(principal)
+    random_state = torch.get_rng_state()
+    first, second = (principal.recommend(1, 3, estimates) for _ in range(2))
+    assert np.array_equal(first, second) and state_of(principal) == before
+    assert torch.equal(torch.get_rng_state(), random_state)
+    first[:] = 0.0
+    assert np.array_equal(principal.recommend(1, 3, estimates), second), "the caller can change what is recommended"
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_as_many_as_requested_distinct_and_inside_the_bounds(name):
+    principal, estimates = MAKE[name](CONTEXTUAL), PooledEstimates()
+    assert isinstance(principal, Recommender)
+    for i in range(12):
+        step(principal, CONTEXTUAL, estimates, i % 2)
+    for n in range(5):
+        found = principal.recommend(0, n, estimates)
+        assert found.shape == (n if name != "fixed" else min(n, 1), 2) and found.dtype == np.float64
+        assert len(np.unique(found, axis=0)) == len(found)
+        CONTEXTUAL.mechanism.check(found.reshape(-1, 2))
+
+
+@pytest.mark.parametrize("name", sorted(set(MAKE) - {"fixed"}))
+def test_without_any_basis_nothing_is_recommended(name):
+    assert MAKE[name](CONTEXTUAL).recommend(1, 3, PooledEstimates()).shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", [*EVOLUTION, "thompson"])
+def test_contexts_are_separate(name):
+    principal, estimates = MAKE[name](CONTEXTUAL), PooledEstimates()
+    for _ in range(8):
+        step(principal, CONTEXTUAL, estimates, 0)
+    assert len(principal.recommend(0, 3, estimates)) == 3
+    assert principal.recommend(1, 3, estimates).shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_generalize_to_contexts_without_proposals(name):
+    principal, estimates = MAKE[name](CONTEXTUAL), PooledEstimates()
+    step(principal, CONTEXTUAL, estimates, 0)
+    assert len(principal.recommend(1, 3, estimates)) == 1
+
+
+def incumbents(estimates, n, context=None):
+    return [list(each.vector) for each in estimates.ranked(context)[:n]]
+
+
+@pytest.mark.parametrize("name", EVOLUTION)
+def test_evolution_recommends_the_mean_of_its_distribution_then_incumbents(name):
+    spec, estimates = toy(), PooledEstimates()
+    principal = EVOLUTION[name](spec)
+    for _ in range(3):  # less than a generation: the mean is only the middle
+        step(principal, spec, estimates)
+    assert principal.recommend(None, 3, estimates).tolist() == incumbents(estimates, 3)
+    for _ in range(9):
+        step(principal, spec, estimates)
+    search = principal.contexts[0].search
+    mean = search.mean if name == "cem" else search.optimiser.mean
+    found = principal.recommend(None, 3, estimates)
+    assert found[0] == pytest.approx(-1.0 + 4.0 * mean)
+    assert found[1:].tolist() == incumbents(estimates, 2)
+
+
+def test_a_restarted_search_recommends_incumbents():
+    """Constant values stop CMA-ES, which then starts at a random point."""
+    spec, estimates = toy(), PooledEstimates()
+    principal = CMAESPrincipal(spec.proposals, Seeds(0), population=4)
+    search = None
+    for _ in range(4000):
+        [vector] = principal.ask()
+        principal.tell([outcome(spec, vector, value=1.0)])
+        estimates.add(vector, 1.0, None, 1, 1)
+        search = principal.contexts[0].search
+        if search.restarted:
+            break
+    assert search.restarted == 1
+    assert principal.recommend(None, 2, estimates).tolist() == incumbents(estimates, 2)
+
+
+def test_dual_rl_recommends_its_most_likely_choices():
+    spec, estimates = toy(), PooledEstimates()
+    principal = NETWORKS["dual_rl"](spec)
+    step(principal, spec, estimates, n=3)
+    with torch.no_grad():
+        principal.network.actor.weight.zero_()
+        principal.network.actor.bias.copy_(torch.tensor([0.0, 9, 0, 0, 0, 0, 0, 0, 0, 9]))
+    kept = principal.previous[0, 1]
+    found = principal.recommend(None, 2, estimates)
+    assert found[0] == pytest.approx([-1.0 + 4.0 / 3, kept])  # the second head keeps its previous number
+    assert found[1:].tolist() == incumbents(estimates, 1)
+
+
+def test_metagrad_recommends_what_it_would_propose_next():
+    spec, estimates = toy(), PooledEstimates()
+    principal = NETWORKS["metagrad"](spec)
+    for _ in range(5):
+        step(principal, spec, estimates)
+    found = principal.recommend(None, 2, estimates)
+    assert found[0].tolist() == principal.ask()[0].tolist()
+    assert found[1:].tolist() == incumbents(estimates, 1)
+
+
+def test_saez_recommends_the_rates_of_its_formula():
+    principal, estimates = SaezPrincipal(TAX_ECONOMY, elasticity=0.4), PooledEstimates()
+    assert principal.recommend(None, 2, estimates).shape == (0, 4)
+    [rates] = principal.ask()
+    told = dict.fromkeys(TAX_ECONOMY.told, 0.0) | {"earned_1": 10.0, "taxed_1": 10.0, "weighted_1": 4.0}
+    principal.tell([Outcome(rates, 2.0, np.array([2.0]), summaries=told)])
+    estimates.add(rates, 2.0, None, 1, 1)
+    before = state_of(principal)
+    found = principal.recommend(None, 5, estimates)
+    # (1 - G) / (1 - G + a e) = 0.6 / (0.6 + 0.4) in the only bracket with income.
+    assert found[0] == pytest.approx([0.6, 0.0, 0.0, 0.0]) and found[1:].tolist() == [rates.tolist()]
+    assert state_of(principal) == before
+
+
+def test_a_vote_recommends_the_vector_elected_last():
+    spec = EscapeRoom(Seeds(0), n_envs=1, fixed_context=0).spec
+    principal, estimates = VotePrincipal(spec, scripted(), Seeds(0), nominate="random"), PooledEstimates()
+    assert principal.recommend(0, 2, estimates).shape == (0, 5)
+    for value, vector in ((7.0, [1.0] * 5), (3.0, [2.0] * 5)):
+        told = Outcome(np.array(vector), value, np.array([value]), context=0, net_returns=np.zeros(5))
+        principal.tell([told])
+        estimates.add(vector, value, None, 1, 1, 0)
+    assert principal.recommend(0, 2, estimates).tolist() == [[2.0] * 5, [1.0] * 5]
+    assert not getattr(principal, "learns_from_others", False), "an outcome is that of the vector elected"
+
+
+def test_fixed_recommends_its_vector():
+    principal = MAKE["fixed"](CONTEXTUAL)
+    assert [principal.recommend(row, 2, PooledEstimates()).tolist() for row in (0, 1)] == [[[0, 1]], [[2, 3]]]
+
+
+@pytest.mark.parametrize("name", [*EVOLUTION, *NETWORKS])
+def test_who_cannot_learn_from_confirmations(name):
+    """Their updates assume that outcomes are those of the last proposals."""
+    assert not getattr(MAKE[name](toy()), "learns_from_others", False)
+
+
+def test_incumbents_follow_without_duplicates():
+    estimates = PooledEstimates()
+    for vector, value in (([0.0], 3.0), ([1.0], 2.0), ([2.0], 1.0)):
+        estimates.add(vector, value, None, 1, 1)
+    found = followed_by_incumbents([np.array([1.0])], None, 3, estimates, 1)
+    assert found.tolist() == [[1.0], [0.0], [2.0]]
+    assert followed_by_incumbents([np.array([-0.0])], None, 2, estimates, 1).tolist() == [[0.0], [1.0]]

@@ -1,0 +1,230 @@
+"""Result pages are what their templates and the committed data give, and a changed digit is found."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import results
+from hypothesis import given
+from hypothesis import strategies as st
+from results_pages import ResultPages, interval, negated, number, numbers_in, signed
+from results_runs import read_rows, restore_runs, write_runs
+
+from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.study_settings import StudySettings
+from llmrl.run.training_episodes import TrainingEpisodes
+from run_folders import SCRIPTED, write_run
+
+TEMPLATES = sorted(path.name for path in (results.ROOT / "docs" / "results" / "templates").glob("*.md"))
+SETTINGS = StudySettings(
+    question="Which is better?",
+    metric="principal/objective",
+    over="proposals",
+    smooth=2,
+    last_fraction=None,
+    against=["random"],
+    best_known=2.0,
+)
+TRAINING = StudySettings(question="Which learns?", metric="train/return", last_fraction=0.2, against=["random"])
+MAP = StudySettings(question="Where?", map=["eat", "clean"], unit="apples")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of the README, the result pages, and the files that they are rendered from."""
+    shutil.copy(results.ROOT / "README.md", tmp_path)
+    for folder in ("data", "templates"):
+        shutil.copytree(results.ROOT / "docs" / "results" / folder, tmp_path / "docs" / "results" / folder)
+    for page in (results.ROOT / "docs" / "results").glob("*.md"):
+        shutil.copy(page, tmp_path / "docs" / "results")
+    return tmp_path
+
+
+def page_of(root: Path, template: str) -> Path:
+    return root / template if template == "README.md" else root / "docs" / "results" / template
+
+
+def with_another_digit(text: str, place: int) -> str:
+    return text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+
+
+def replace_once(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_committed_tables_and_pages_equal_the_computed_ones(capsys):
+    assert results.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_result_page_has_a_template():
+    pages = {path.name for path in (results.ROOT / "docs" / "results").glob("*.md")}
+    assert pages | {"README.md"} == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_changed_digit_of_a_page(root, template):
+    page = page_of(root, template)
+    text = page.read_text()
+    start, end = (text.index("results:start"), text.index("results:end")) if template == "README.md" else (0, len(text))
+    digits = [found.start() for found in re.finditer(r"\d", text) if start < found.start() < end]
+    for place in np.random.default_rng(0).choice(digits, size=2):
+        page.write_text(with_another_digit(text, int(place)))
+        [problem] = ResultPages(root).problems()
+        assert str(page) in problem
+
+
+def test_changed_digit_of_the_table_of_the_readme_gives_exit_code_1(root, capsys, monkeypatch):
+    monkeypatch.setattr(results, "computed_tables", lambda data: iter(()))  # the test above computes them
+    page = root / "README.md"
+    text = page.read_text()
+    digits = [found.start() for found in re.finditer(r"\d", text[: text.rindex("<!-- results:end -->")])]
+    page.write_text(with_another_digit(text, digits[-1]))
+    assert results.main(["--check"], root) == 1
+    assert str(page) in capsys.readouterr().out
+    assert results.main(["--write", "--check"], root) == 0
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (("search.md", "{{ run_values(", "{{ 17.5 }} {{ run_values("), "search.md"),
+        (("search.md", "# Results: policy search\n", "# Results: policy search\n\nIt is 17.5 better.\n"), "search.md"),
+        (("zero_shot.md", "0.45 ± 0.06", "0.55 ± 0.06"), "zero_shot.games"),
+        (("zero_shot.md", "PPO 624", "PPO many"), "settings.csv"),
+        (("zero_shot.md", 'measurement("first_zero_shot.duration")', 'measurement("unknown")'), "unknown"),
+        (("zero_shot.md", 'comparison("first_zero_shot", "heuristic"', 'comparison("first_zero_shot", "x"'), "0 rows"),
+    ],
+)
+def test_number_of_a_template_without_a_source(root, change, where):
+    name, old, new = change
+    replace_once(root / "docs" / "results" / "templates" / name, old, new)
+    pages = ResultPages(root)
+    if where in ("search.md", "settings.csv"):
+        pages.write()  # the page follows its template, and the number has no source still
+    assert any(where in problem for problem in pages.problems())
+
+
+def test_changed_table_of_a_study_without_runs_changes_its_pages(root):
+    replace_once(root / "docs" / "results" / "data" / "grounding_scores.csv", "0.92250", "0.82250")
+    [problem] = ResultPages(root).problems()
+    assert "grounding.md" in problem
+
+
+def test_changed_value_of_a_run_changes_the_tables(root):
+    data = root / "docs" / "results" / "data"
+    for path in data.glob("*_runs.csv"):
+        if path.name != "first_zero_shot_runs.csv":
+            path.unlink()
+    assert not results.table_problems(data)
+    replace_once(data / "first_zero_shot_runs.csv", "{},8.8", "{},8.9")
+    assert any("first_zero_shot_scores.csv" in problem for problem in results.table_problems(data))
+
+
+def test_tables_are_those_of_the_original_runs(tmp_path):
+    references = {"contexts": [], "warning": ""}
+    level = {name: {"value": 1.0, "standard_error": 0.5} for name in ("untrained", "no_mechanism", "scan_best")}
+    references["contexts"] = [level]
+    rng = np.random.default_rng(1)
+    for name, llm in (("ucb", ""), ("random", ""), ("llm", SCRIPTED)):
+        for seed in range(4):
+            overrides = [f"principal={name}", *(["llm=scripted"] if llm else [])]
+            shared = {"pre-training": [f"harvest/pretrain-0a1b2c3d/s{seed % 2}"]}
+            values = [float(x) for x in rng.normal(size=6)]
+            folder = write_run(
+                tmp_path / "outputs", "study", overrides, seed, values, llm=llm, shared=shared, references=references
+            )
+            summary = json.loads((folder / "summary.json").read_text())
+            summary |= {
+                "recommendation": values[-1],
+                "recommendation_standard_error": 0.1,
+                "online_performance": values[0],
+            }
+            (folder / "summary.json").write_text(json.dumps(summary | {"further": 1}))
+            with (folder / "metrics.jsonl").open("a") as file:
+                for n in (1, 2, 6):
+                    row = {"kind": "recommendation", "x": "measurements", "measurements": n, "env_steps": 100 * n}
+                    row |= {"recommendation/objective": values[n - 1], "recommendation/standard_error": 0.1}
+                    file.write(json.dumps(row) + "\n")
+    restored, tables = round_trip(tmp_path, SETTINGS)
+    assert {"scores", "curves", "comparisons", "recommendations"} <= tables
+    assert {row["llm"] for row in read_rows(tmp_path / "runs.csv")} == {"", SCRIPTED}
+    summary = json.loads(next(restored.glob("*/s0/summary.json")).read_text())
+    assert summary.keys() == {"recommendation", "recommendation_standard_error", "online_performance", "references"}
+
+
+def test_tables_of_metrics_of_training_episodes(tmp_path):
+    rng = np.random.default_rng(2)
+    for name in ("taught", "random"):
+        for seed in range(3):
+            folder = write_run(tmp_path / "outputs", "study", [f"treatment={name}"], seed)
+            record = TrainingEpisodes(folder, games=2, horizon=10, metrics=["return"])
+            places = [(game, start, 10) for start in range(0, 300, 10) for game in range(2)]
+            record.write(places, [[float(rng.normal())] for _ in places])
+            record.close()
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"kind": "update", "x": "updates", "updates": 1, "env_steps": 600}) + "\n")
+    _, tables = round_trip(tmp_path, TRAINING)
+    assert "curves" in tables
+
+
+def test_tables_of_a_landscape(tmp_path):
+    for seed in range(3):
+        history = [
+            {"mechanism": {"eat": float(x), "clean": float(y)}, "objective": x - y + 0.1 * seed, "further": 1}
+            for x in range(2)
+            for y in range(2)
+        ]
+        write_run(tmp_path / "outputs", "study", ["principal=listed"], seed, history=history)
+    _, tables = round_trip(tmp_path, MAP)
+    assert tables == {"landscape"}
+
+
+def round_trip(tmp_path: Path, settings: StudySettings) -> tuple[Path, set[str]]:
+    """Compare the tables of runs with those of run folders made from their per-run values.
+
+    Returns:
+        These folders, and the names of the tables.
+    """
+    original, restored = tmp_path / "outputs" / "study", tmp_path / "restored" / "study"
+    files = tmp_path / "runs.csv", tmp_path / "run_curves.csv"
+    write_runs(original, settings, *files)
+    restore_runs(*files, restored)
+    tables = [
+        {name: table.csv() for name, table in results.study_tables(summarize(folder, ReportSettings(study=settings)))}
+        for folder in (original, restored)
+    ]
+    assert tables[0] == tables[1]
+    return restored, set(tables[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("41.5 [38.0, 44], 2,500 and .78.", ["41.5", "38.0", "44", "2,500", ".78"]),
+        ("\u22120.45 ± 0.06, -3 and 14&nbsp;s", ["\u22120.45", "0.06", "-3", "14"]),
+        ("`seed=3` in Walker2d, GPT-4o, [page](a.md#b-2), ![5 runs](x7.png)\n## In 5 minutes\n```\n6\n```\n", []),
+    ],
+)
+def test_numbers_in_markdown(text, expected):
+    assert numbers_in(text) == expected
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 3))
+def test_number_is_within_half_a_unit_of_the_last_digit(value, digits):
+    text = number(value, digits, thousands=True)
+    assert abs(float(text.replace(",", "")) - value) <= 0.5 * 10**-digits + 1e-9
+    assert not text.startswith("-") or float(text.replace(",", "")) < 0
+
+
+def test_intervals():
+    row = {"difference": -0.5, "low": -2.0, "high": 1.0, "score": 3.0}
+    assert signed(negated(row), 1) == "+0.5 [-1.0, 2.0]"
+    assert signed(row, 1) == "-0.5 [-2.0, 1.0]"
+    assert interval(row | {"low": None, "high": None}) == "3"
