@@ -13,9 +13,9 @@ Prints means and standard errors over runs as tables, and CPU seconds of a run. 
 to landscapes_runs.csv (a column per principal) and means to landscapes_scores.csv. Scores of existing files that are
 not computed again are kept and printed, so `--runs 0 --gp-runs 0` only prints.
 
-`gp-...` are variants of `gp`: fewer initial points, reported standard errors as noise, and `gp-incumbent`, which
-recommends the vector with the highest mean of measurements from the same proposals. `metagrad` is left out because it
-needs gradients of learning agents; `saez` and `vote` need incomes and citizens.
+`gp-...` are variants of `gp`: fewer initial points, and reported standard errors as noise. `...-incumbent` recommends
+the vector with the highest mean of measurements, from the same proposals. `metagrad` is left out because it needs
+gradients of learning agents; `saez` and `vote` need incomes and citizens.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 BUDGETS = (5, 10, 20)
 """Numbers of proposals after which the recommendation is scored."""
 PRINCIPALS = ("random", "sobol", "scan", "egreedy", "ucb", "thompson", "gp", "cem", "cmaes", "dual_rl", "llm")
-INCUMBENT = "gp-incumbent"
+INCUMBENTS = {name: f"{name}-incumbent" for name in ("gp", "cem", "cmaes")}
+"""Columns of the vector with the highest mean of measurements, from the same proposals."""
 MIN_VARIANCE = 1e-4
 """Smallest noise variance of a standardized value: two episodes may be equal by chance."""
 
@@ -146,8 +147,8 @@ def search(
             estimates.add(each.vector, each.value, each.standard_error, n, n)
         if done in BUDGETS or done == proposals:
             row = scores[family, run, done] = {name: function.score(recommendation(principal, estimates))}
-            if name == "gp":
-                row[INCUMBENT] = function.score(incumbent(estimates))
+            if name in INCUMBENTS:
+                row[INCUMBENTS[name]] = function.score(incumbent(estimates))
     return scores, time.process_time() - start
 
 
@@ -204,7 +205,7 @@ def write_means(path: Path, cells: Mapping[Cell, np.ndarray]) -> None:
 
 def format_tables(cells: Mapping[Cell, np.ndarray]) -> str:
     """Return a Markdown table of means ± standard errors for each number of proposals."""
-    rank = {name: i for i, name in enumerate((*PRINCIPALS, *GP_VARIANTS, INCUMBENT))}
+    rank = {name: i for i, name in enumerate((*PRINCIPALS, *GP_VARIANTS, *INCUMBENTS.values()))}
     names = sorted({name for name, _, _ in cells}, key=lambda name: rank[name])
     families = [family for family in FAMILIES if any(family == key[1] for key in cells)]
     lines = []
@@ -225,7 +226,7 @@ def format_differences(scores: Mapping[Row, Mapping[str, float]]) -> str:
         "| variant | family | " + " | ".join(f"after {n}" for n in BUDGETS) + " | runs |",
     ]
     lines += ["|---|---" + "|---:" * (len(BUDGETS) + 1) + "|"]
-    for name, family in itertools.product((*GP_VARIANTS, INCUMBENT), FAMILIES):
+    for name, family in itertools.product((*GP_VARIANTS, INCUMBENTS["gp"]), FAMILIES):
         pairs: dict[int, list[float]] = {n: [] for n in BUDGETS}
         for (where, _, n), row in scores.items():
             if where == family and n in pairs and {"gp", name} <= row.keys():
