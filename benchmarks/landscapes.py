@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 BUDGETS = (5, 10, 20)
 """Numbers of proposals after which the recommendation is scored."""
 PRINCIPALS = ("random", "sobol", "scan", "egreedy", "ucb", "thompson", "gp", "cem", "cmaes", "dual_rl", "llm")
-INCUMBENTS = {name: f"{name}-incumbent" for name in ("gp", "cem", "cmaes")}
+INCUMBENTS = {name: f"{name}-incumbent" for name in ("gp",)}
 """Columns of the vector with the highest mean of measurements, from the same proposals."""
 MIN_VARIANCE = 1e-4
 """Smallest noise variance of a standardized value: two episodes may be equal by chance."""

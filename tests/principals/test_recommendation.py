@@ -11,8 +11,6 @@ from llmrl.core.protocols import Recommender
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.principals.cem import CEMPrincipal
-from llmrl.principals.cmaes import CMAESPrincipal
 from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.metagrad import MetaGradPrincipal
@@ -24,16 +22,11 @@ from models import scripted
 from societies import TAX_ECONOMY, outcome, toy
 
 CONTEXTUAL = toy(contexts=("calm", "storm"))
-EVOLUTION = {
-    "cem": lambda spec: CEMPrincipal(spec.proposals, Seeds(0), population=4),
-    "cmaes": lambda spec: CMAESPrincipal(spec.proposals, Seeds(0), population=4),
-}
 NETWORKS = {
     "dual_rl": lambda spec: DualRLPrincipal(spec, Seeds(0), hidden=[16], points=4),
     "metagrad": lambda spec: MetaGradPrincipal(spec, Seeds(0), hidden=[16], learning_rate=1e-2),
 }
 MAKE = {
-    **EVOLUTION,
     **NETWORKS,
     "thompson": lambda spec: ThompsonPrincipal(spec.proposals, Seeds(0), points=3),
     "fixed": lambda spec: FixedPrincipal(spec.proposals, contexts=[[0.0, 1.0], [2.0, 3.0]]),
@@ -102,7 +95,7 @@ def test_without_any_basis_nothing_is_recommended(name):
     assert MAKE[name](CONTEXTUAL).recommend(1, 3, PooledEstimates()).shape == (0, 2)
 
 
-@pytest.mark.parametrize("name", [*EVOLUTION, "thompson"])
+@pytest.mark.parametrize("name", ["thompson"])
 def test_contexts_are_separate(name):
     principal, estimates = MAKE[name](CONTEXTUAL), PooledEstimates()
     for _ in range(8):
@@ -120,38 +113,6 @@ def test_networks_generalize_to_contexts_without_proposals(name):
 
 def incumbents(estimates, n, context=None):
     return [list(each.vector) for each in estimates.ranked(context)[:n]]
-
-
-@pytest.mark.parametrize("name", EVOLUTION)
-def test_evolution_recommends_the_mean_of_its_distribution_then_incumbents(name):
-    spec, estimates = toy(), PooledEstimates()
-    principal = EVOLUTION[name](spec)
-    for _ in range(3):  # less than a generation: the mean is only the middle
-        step(principal, spec, estimates)
-    assert principal.recommend(None, 3, estimates).tolist() == incumbents(estimates, 3)
-    for _ in range(9):
-        step(principal, spec, estimates)
-    search = principal.contexts[0].search
-    mean = search.mean if name == "cem" else search.optimiser.mean
-    found = principal.recommend(None, 3, estimates)
-    assert found[0] == pytest.approx(-1.0 + 4.0 * mean)
-    assert found[1:].tolist() == incumbents(estimates, 2)
-
-
-def test_a_restarted_search_recommends_incumbents():
-    """Constant values stop CMA-ES, which then starts at a random point."""
-    spec, estimates = toy(), PooledEstimates()
-    principal = CMAESPrincipal(spec.proposals, Seeds(0), population=4)
-    search = None
-    for _ in range(4000):
-        [vector] = principal.ask()
-        principal.tell([outcome(spec, vector, value=1.0)])
-        estimates.add(vector, 1.0, None, 1, 1)
-        search = principal.contexts[0].search
-        if search.restarted:
-            break
-    assert search.restarted == 1
-    assert principal.recommend(None, 2, estimates).tolist() == incumbents(estimates, 2)
 
 
 def test_dual_rl_recommends_its_most_likely_choices():
@@ -208,7 +169,7 @@ def test_fixed_recommends_its_vector():
     assert [principal.recommend(row, 2, PooledEstimates()).tolist() for row in (0, 1)] == [[[0, 1]], [[2, 3]]]
 
 
-@pytest.mark.parametrize("name", [*EVOLUTION, *NETWORKS])
+@pytest.mark.parametrize("name", [*NETWORKS])
 def test_who_cannot_learn_from_confirmations(name):
     """Their updates assume that outcomes are those of the last proposals."""
     assert not getattr(MAKE[name](toy()), "learns_from_others", False)

@@ -68,10 +68,6 @@ class _CEMSearch:
         self.std = np.full(settings.space.dim, settings.sigma)
         self.generation = 0
 
-    @property
-    def center(self) -> np.ndarray | None:
-        return self.mean if self.generation else None
-
     def sample(self, seed: int) -> np.ndarray:
         return np.clip(np.random.default_rng(seed).normal(self.mean, self.std), 0.0, 1.0)
 

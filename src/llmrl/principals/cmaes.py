@@ -80,11 +80,6 @@ class _CMASearch:
         box = np.tile([0.0, 1.0], (self.dim, 1))
         self.optimiser = CMA(mean, self.sigma, bounds=box, population_size=self.population, seed=0)
 
-    @property
-    def center(self) -> np.ndarray | None:
-        mean: np.ndarray = self.optimiser.mean
-        return mean if self.optimiser.generation else None
-
     def sample(self, seed: int) -> np.ndarray:
         self.optimiser.reseed_rng(seed)
         candidate: np.ndarray = self.optimiser.ask()

@@ -11,12 +11,10 @@ from typing import Annotated, Protocol
 import numpy as np
 from annotated_types import Ge
 
-from llmrl.core.pooling import PooledEstimates
 from llmrl.core.records import Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import from_unit, to_unit
-from llmrl.principals.recommendation import followed_by_incumbents
 
 Population = Annotated[int, Ge(4)]
 
@@ -26,14 +24,9 @@ class Search(Protocol):
 
     Attributes:
         population: candidates of the generation under way.
-        center: mean of the distribution, [d] in the unit cube; None if no generation has moved it since it was set to
-            the middle or to a random point.
     """
 
     population: int
-
-    @property
-    def center(self) -> np.ndarray | None: ...
 
     def sample(self, seed: int) -> np.ndarray:
         """A candidate, [d]; depends on the generations it was updated with and the seed alone."""
@@ -114,18 +107,6 @@ class EvolutionPrincipal(ABC):
         _learn(own)
         metrics = {"principal/generation": float(own.generations)}
         return metrics | ({"principal/spread": own.spread} if own.generations else {})
-
-    def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the mean of the context's search distribution, rounded as candidates are, then the incumbents,
-        [<= n, d].
-
-        Without a complete generation in the context, the mean is where the search started, and only incumbents are
-        returned; the same after a restart, until the new search has completed a generation.
-        """
-        search = self.contexts[self.space.row(context)].search
-        center = None if search is None else search.center
-        first = [] if center is None else [from_unit(self.space, center)]
-        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
 
     def state_dict(self) -> State:
         return {
