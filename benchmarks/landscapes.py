@@ -10,7 +10,7 @@ recommendation is that of the principal's `recommend`; without one it is the vec
 measurements. Run i of a family has the same landscape and the same noise for all principals.
 
 Prints means and standard errors over runs as tables, and CPU seconds of a run. With `--output` it writes per-run scores
-to landscapes_runs.csv (a column per principal) and means to landscapes_scores.csv. Scores of existing files that are
+to landscapes.csv (a row per run, a column per principal). Scores of an existing file that are
 not computed again are kept and printed, so `--runs 0 --gp-runs 0` only prints.
 
 `gp-...` are variants of `gp`: fewer initial points, and reported standard errors as noise. `...-incumbent` recommends
@@ -133,7 +133,6 @@ def search(
     name: str, family: str, run: int, proposals: int, candidates: int, llm: str
 ) -> tuple[dict[Row, dict[str, float]], float]:
     """Return the scores of one run, and its CPU seconds."""
-    logging.getLogger("llmrl").setLevel(logging.ERROR)  # that the scripted rule is no language model is known here
     start, function = time.process_time(), landscape(family, run)
     principal = build_principal(name, function, run, proposals, llm)
     estimates, rng = PooledEstimates(), Seeds(run).numpy("noise")
@@ -193,16 +192,6 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def write_means(path: Path, cells: Mapping[Cell, np.ndarray]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["principal", "family", "proposals", "mean", "standard_error", "runs"])
-        for (name, family, n), values in sorted(
-            cells.items(), key=lambda c: (FAMILIES.index(c[0][1]), c[0][2], c[0][0])
-        ):
-            writer.writerow([name, family, n, f"{values.mean():.4f}", f"{standard_error(values):.4f}", len(values)])
-
-
 def format_tables(cells: Mapping[Cell, np.ndarray]) -> str:
     """Return a Markdown table of means ± standard errors for each number of proposals."""
     rank = {name: i for i, name in enumerate((*PRINCIPALS, *GP_VARIANTS, *INCUMBENTS.values()))}
@@ -237,6 +226,11 @@ def format_differences(scores: Mapping[Row, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def silence() -> None:
+    """Hide the warning of every run that the scripted rule is not a language model."""
+    logging.getLogger("llmrl").setLevel(logging.ERROR)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="runs of each principal and family")
@@ -257,10 +251,10 @@ def main() -> None:
         names = [name for name in args.principals if run < (args.gp_runs if name.startswith("gp") else args.runs)]
         for family in args.families:
             jobs += [(name, family, run, args.proposals, args.candidates, args.llm) for name in names]
-    path = args.output / "landscapes_runs.csv" if args.output else None
+    path = args.output / "landscapes.csv" if args.output else None
     scores: Scores = read_scores(path) if path else {}
     seconds: dict[str, list[float]] = {}
-    with ProcessPoolExecutor(args.jobs) as pool:
+    with ProcessPoolExecutor(args.jobs, initializer=silence) as pool:
         for i, (job, (found, used)) in enumerate(zip(jobs, pool.map(search, *zip(*jobs, strict=True)), strict=True)):
             for row, columns in found.items():
                 scores.setdefault(row, {}).update(columns)
@@ -268,8 +262,6 @@ def main() -> None:
             if path and (i % 200 == 199 or i == len(jobs) - 1):
                 write_scores(path, scores)
     cells = collect_cells(scores)
-    if args.output:
-        write_means(args.output / "landscapes_scores.csv", cells)
     print(format_tables(cells))
     print(format_differences(scores))
     for name, used in seconds.items():

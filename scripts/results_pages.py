@@ -14,10 +14,12 @@ that the number is from. Numbers in code, links, images, headings and names (`Wa
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
@@ -62,6 +64,7 @@ class ResultPages:
             rows=self.rows,
             row=self.row,
             score=self.score,
+            summary=self.summary,
             comparison=self.comparison,
             measurement=self.measurement,
             run_values=self.run_values,
@@ -71,6 +74,7 @@ class ResultPages:
             interval=interval,
             signed=signed,
             negated=negated,
+            mean_error=mean_error,
             passage=self._check_passage,
         )
 
@@ -127,6 +131,21 @@ class ResultPages:
         if len(found) != 1:
             raise ValueError(f"{name}.csv has {len(found)} rows with {where}; expected 1")
         return found[0]
+
+    def summary(self, name: str, column: str, minus: str | None = None, **where: Any) -> dict[str, Any]:
+        """Return mean, standard_error (None below two runs) and runs of a column of a CSV file with a row a run.
+
+        Args:
+            name: file name without `.csv`.
+            column: column of the values; empty cells are left out.
+            minus: column that is subtracted in each row.
+            where: values of other columns; rows with other values are left out.
+        """
+        columns = [column] if minus is None else [column, minus]
+        rows = [row for row in self.rows(name, **where) if all(row[each] is not None for each in columns)]
+        values = [row[column] - (row[minus] if minus else 0.0) for row in rows]
+        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return {"mean": fmean(values) if values else None, "standard_error": error, "runs": len(values)}
 
     def score(self, study: str, group: str, **where: Any) -> dict[str, Any]:
         """Return the row of a group in `<study>_scores.csv`."""
@@ -227,6 +246,18 @@ def interval(row: dict[str, Any], digits: int = 0, column: str = "score", low: s
     """
     estimate = number(row[column], digits)
     return estimate if row[low] is None else f"{estimate} [{number(row[low], digits)}, {number(row[high], digits)}]"
+
+
+def mean_error(row: dict[str, Any], digits: int = 0) -> str:
+    """Return a mean and its standard error; a dash without values.
+
+    >>> mean_error({"mean": 0.521, "standard_error": 0.016}, 2), mean_error({"mean": None, "standard_error": None})
+    ('0.52 ± 0.02', '-')
+    """
+    if row["mean"] is None:
+        return "-"
+    error = row["standard_error"]
+    return number(row["mean"], digits) + ("" if error is None else f" ± {number(error, digits)}")
 
 
 def signed(row: dict[str, Any], digits: int = 0) -> str:

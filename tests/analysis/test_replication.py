@@ -132,8 +132,9 @@ def test_the_result_of_a_run_is_the_mean_of_the_episodes_it_names(tmp_path: Path
     folder = only_run_folder(tmp_path)
     inside = json.loads((folder / "summary.json").read_text())["result_episodes"]
     assert np.mean([np.mean(society) for society in inside]) == pytest.approx(result)
-    assert len(inside) == (2 if "design.replicates=2" in overrides else 1)
-    assert read_run(folder).shared == ({"society": ["0", "0/1"]} if len(inside) == 2 else {})
+    # Four evaluations of two societies in each of three contexts.
+    assert len(inside) == (24 if "design.replicates=2" in overrides else 1)
+    assert read_run(folder).shared == ({"society": ["0", "0/1"]} if len(inside) == 24 else {})
 
 
 def test_runs_record_what_they_share() -> None:

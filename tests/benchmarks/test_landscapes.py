@@ -27,7 +27,7 @@ def test_interpolation_passes_through_the_measured_settings(name, columns):
     assert max(found.score(vector) for vector in from_unit(found.space, points)) <= 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(family=st.sampled_from(sorted(RANDOM_FAMILIES)), seed=st.integers(0, 2**20))
 def test_random_landscapes_have_the_stated_range_and_noise(family, seed):
     found = landscape(family, seed)

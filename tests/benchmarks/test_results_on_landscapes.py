@@ -1,7 +1,6 @@
 """The result of mechanism design on landscapes with known truth and noise: unbiased, and in the order of the truth."""
 
 import itertools
-import logging
 from functools import cache
 
 import numpy as np
@@ -21,7 +20,6 @@ SLOWER = tuple(name for name in PRINCIPALS if name not in (*FAST, "gp"))
 @cache
 def searches(name: str, runs: int) -> np.ndarray:
     """Result, true value of the recommendation, and highest measurement of each run, [runs, 3], shares of the range."""
-    logging.getLogger("llmrl").setLevel(logging.ERROR)
     rows = []
     for run in range(runs):
         found = landscape(list(RANDOM_FAMILIES)[run % len(RANDOM_FAMILIES)], run // len(RANDOM_FAMILIES))

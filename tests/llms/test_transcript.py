@@ -106,14 +106,14 @@ def test_a_resumed_run_shows_each_exchange_once(tmp_path, monkeypatch):
         "env=escape_room", "env.n_envs=4", "principal=llm", "llm=scripted", "design.steps=4", "design.adapt_rounds=1",
         "design.validate_episodes=4", "checkpoint_seconds=0", f"output_root={tmp_path}",
     )  # fmt: skip
-    log_round = DesignLoop._log_round
+    validate = DesignLoop._validate
 
     def dies_in_the_third_step(self, *arguments):
         if self.step == 2:
             raise RuntimeError("the machine is on fire")
-        return log_round(self, *arguments)
+        return validate(self, *arguments)
 
-    monkeypatch.setattr(DesignLoop, "_log_round", dies_in_the_third_step)
+    monkeypatch.setattr(DesignLoop, "_validate", dies_in_the_third_step)
     with pytest.raises(RuntimeError, match="fire"):
         run(*overrides)
     monkeypatch.undo()

@@ -37,10 +37,10 @@ HARVEST = (
         "design.validate_episodes=1",
     ),
     *(
-        "design.steps=2",
+        "design.steps=4",
         "design.rollout_steps=10",
         "agent.ppo.minibatch_size=30",
-        "design.confirm_steps=1",
+        "design.confirm_steps=2",
         "design.evaluations=1",
     ),
 )
@@ -64,7 +64,7 @@ CLEANUP = (
 )
 GAMES = {
     "escape room": ROOM,
-    "harvest, pieces, a race": HARVEST,
+    "harvest, pieces, confirmation": HARVEST,
     "harvest, two proposals": (*HARVEST, "design.candidates=2", "env.n_envs=2"),
     "cleanup, everything learnt": (*CLEANUP, "agent.init_from=null", "agent.freeze=none"),
     "cleanup, convolutions": (*CLEANUP, "agent.init_from=null", "agent.core=auto", "agent.map_channels=[4,8]"),
@@ -164,7 +164,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("game", some(["escape room", "harvest, pieces, a race", "cleanup, convolutions"], GAMES))
+@pytest.mark.parametrize("game", some(["escape room", "harvest, pieces, confirmation", "cleanup, convolutions"], GAMES))
 def test_runs_have_the_numbers_that_they_have_alone(game):
     kinds = KINDS[:3] if game != "escape room" else KINDS
     configs = [compose(*GAMES[game], kind, f"seed={i % 2}") for i, kind in enumerate(kinds)]
@@ -252,7 +252,7 @@ def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end(needed, most):
             parts = build_parts(config, None)
             loop = build_loop(config, parts)
             neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.candidates)
-            request = loop.adaptation.episode(5, Seeds(0), neutral, 0)
+            request = loop.adaptation.episode(5, [Seeds(0)] * loop.candidates, neutral, 0)
             with seat.apart() if alone and needed else nullcontext():
                 while not answered.is_set() and len(waves) < 1000:
                     seat.answer(request)

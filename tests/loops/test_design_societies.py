@@ -78,9 +78,10 @@ def test_the_first_society_is_the_run_without_others(tmp_path):
 
 
 def test_proposals_are_compared_on_the_same_societies(tmp_path):
-    """Equal proposals fare equally, society by society; what is logged is the mean over proposals."""
+    """Proposals without a difference fare equally, society by society; the mean over proposals is logged."""
     folder, summary = design(
-        tmp_path, "principal=fixed", "principal.values=[3,1,0,2,0]", "design.candidates=2", "design.replicates=2",
+        tmp_path, "principal=listed", "principal.vectors=[[3,1,0,2,0],[3,1,0,2,1e-12]]",
+        "design.candidates=2", "design.replicates=2",
         "env.n_envs=16", "design.validate_episodes=8", "agent.keep_optimizer=true",
     )  # fmt: skip
     rows = comparable_metrics(folder, "proposal")

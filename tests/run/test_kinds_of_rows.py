@@ -60,7 +60,7 @@ def test_designing_has_rounds_and_proposals_at_counters_of_their_own(tables: dic
     assert {kind: table.x for kind, table in found.items()} == {
         "adaptation": "rounds",
         "proposal": "proposals",
-        "race": "env_steps",
+        "recommendation": "measurements",
     }
     assert columns(found["adaptation"], "rounds", "principal_steps") == [[1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 2, 2]]
     assert columns(found["proposal"], "proposals", "principal_steps") == [[2, 4, 6], [1, 2, 3]]

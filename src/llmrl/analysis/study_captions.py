@@ -10,7 +10,7 @@ from llmrl.analysis.scores import AXES
 from llmrl.analysis.study_settings import StudySettings
 
 if TYPE_CHECKING:
-    from llmrl.analysis.group_comparison import GroupTrace
+    from llmrl.analysis.group_traces import GroupTrace
 
 
 def _runs_in_words(traces: Sequence[GroupTrace]) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.analysis.figures import REFERENCES, Drawing, new_figure, styled
-from llmrl.analysis.group_comparison import GroupCurve, GroupsCompared, GroupTrace
+from llmrl.analysis.group_comparison import GroupsCompared
 from llmrl.analysis.group_styles import LineEnd, group_styles, label_line_ends, level_style, sparse_markers
+from llmrl.analysis.group_traces import GroupCurve, GroupTrace
 from llmrl.analysis.intervals import Band
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES

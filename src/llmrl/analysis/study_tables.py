@@ -12,7 +12,7 @@ from llmrl.analysis.table_format import ReportTable
 from llmrl.analysis.time_to_solution import SolutionTimes, solution_level, solution_times, times_table
 
 if TYPE_CHECKING:
-    from llmrl.analysis.group_comparison import GroupCurve, GroupTrace
+    from llmrl.analysis.group_traces import GroupCurve, GroupTrace
 
 
 def published_table(settings: StudySettings, unit: str) -> ReportTable:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.group_comparison import GroupsCompared, GroupTrace
+from llmrl.analysis.group_comparison import GroupsCompared
+from llmrl.analysis.group_traces import GroupTrace
 from llmrl.analysis.report import Report
 from llmrl.analysis.study_settings import StudySettings
 from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
