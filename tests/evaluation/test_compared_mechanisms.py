@@ -371,23 +371,23 @@ def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
 
 
 def compared(*entries: dict, paired: bool = True, independent: bool = True) -> tuple[list[dict], list[str]]:
-    found = differences(entries, paired, 0, independent)
+    found = differences(entries, paired, independent)
     return found, sentences(entries, found, "objective (mean)")
 
 
 def test_a_difference_is_said_with_its_interval():
-    none, best = entry("none", [1.0, 2, 3, 2]), entry("best", [81.0, 90, 83, 86])
+    none, best = entry("none", [1.0, 2, 3, 2, 2]), entry("best", [81.0, 90, 83, 86, 85])
     _, [said] = compared(none, best)
     assert said.startswith("With the best mechanism the objective is 85.0, without 2.0: a difference of 83.0 ± ")
-    assert said.endswith(").") and "95 % 8" in said
+    assert said.endswith(").") and "(95 % 78.9 … 87.1" in said
     _, [turned] = compared(best, none)
     assert turned == said, "none is what others are compared with, wherever it stands"
-    _, [other] = compared(best, entry("0,3,0", [1.0, 2, 3, 2]))
+    _, [other] = compared(best, entry("0,3,0", [1.0, 2, 3, 2, 2]))
     assert other.startswith("With 0,3,0 the objective is 2.0, with the best mechanism 85.0: a difference of -83.0")
 
 
 def test_chance_is_called_chance():
-    _, [said] = compared(entry("none", [1.0, 2, 3, 4]), entry("best", [2.0, 1, 4, 3]))
+    _, [said] = compared(entry("none", [1.0, 2, 3, 4, 2.5]), entry("best", [2.0, 1, 4, 3, 2.5]))
     assert "without 2.50: no difference beyond chance (0.00 ± " in said
     _, [said] = compared(entry("none", [1.0]), entry("best", [4.0]))
     assert said.endswith("a difference of 3.00; these episodes cannot tell how far to trust it.")
@@ -416,17 +416,17 @@ def test_episodes_of_which_a_metric_says_nothing_are_left_out():
 
 def test_rows_of_the_table_are_those_of_the_game(cleanup):
     spec = build_parts(compose(*CLEANUP), None, play_only=True).env.spec
-    known = {name: [1.0, 2] for name in ("apples_eaten", "incentives_paid", "welfare/spending")}
+    known = {name: [1.0, 2, 1, 2, 1] for name in ("apples_eaten", "incentives_paid", "welfare/spending")}
     entries = [
-        entry("none", [1.0, 2], **known | {"welfare/gini": [0.0, 1], "dirt": [3.0, 4]}),
-        entry("best", [2.0, 3], **known | {"welfare/gini": [0.0, 1], "dirt": [4.0, 7]}),
+        entry("none", [1.0, 2, 1, 2, 1], **known | {"welfare/gini": [0.0, 1, 0, 1, 0], "dirt": [3.0, 4, 3, 4, 3.5]}),
+        entry("best", [2.0, 3, 2, 3, 2], **known | {"welfare/gini": [0.0, 1, 0, 1, 0], "dirt": [4.0, 7, 4, 7, 5.5]}),
     ]
     named = labels(entries, spec)
     assert named["apples_eaten"] == "apples eaten" and "incentives_paid" in named
     assert named["dirt"] == "dirt, at the end"
     assert "welfare/spending" not in named, "what the mechanism pays is there already"
     assert "length" not in named and "welfare/gini" not in named and "cells_cleaned" not in named
-    rows = cells(entries, differences(entries, True, 0, True), named)
+    rows = cells(entries, differences(entries, True, True), named)
     [dirt] = [row for row in rows if row[0] == "dirt, at the end"]
     assert dirt[:3] == ["dirt, at the end", "3.50", "5.50"] and dirt[3].startswith("+2.00  (")
     assert next(iter(named)) == "objective (mean)" and reference(["best", "none"]) == "none"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -209,7 +210,7 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
     assert "over 2 runs of skill=30" in together["intervals"]
     table = (folder / "table.md").read_text()
     assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
-    assert "| kinds apart |" in table and " 100.0 (100.0 … 100.0) |" in table
+    assert "| kinds apart |" in table and "| 100.0 |" in re.sub(r" +", " ", table)
     assert "more actions: skill=0, skill=30: not played. the agent chooses one of 3" in table
     assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
     assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")

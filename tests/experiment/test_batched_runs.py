@@ -143,7 +143,7 @@ def test_runs_are_what_they_are_alone_and_share_what_they_need(tmp_path, capsys)
         assert not [line for line in lines for other in rows if other is not work and str(other.folder) in line]
     assert logging.getLogger("llmrl").level == logging.NOTSET
     # A table for each, none in the middle of another.
-    assert capsys.readouterr().out.count("final objective") == 2 * len(rows)
+    assert capsys.readouterr().out.count("evaluation env steps") == 2 * len(rows)
 
 
 def test_replies_that_come_late_change_no_number(tmp_path):

@@ -13,7 +13,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from experiments import only_run_folder, run
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.transcript import ALL_OF_FIRST, CHARACTERS, Transcript, markdown
-from llmrl.loops.design import DesignLoop
+from llmrl.loops.adaptation_record import AdaptationRecord
 
 
 def call(time: float, reply: str = "r", **more: object) -> dict:
@@ -106,14 +106,15 @@ def test_a_resumed_run_shows_each_exchange_once(tmp_path, monkeypatch):
         "env=escape_room", "env.n_envs=4", "principal=llm", "llm=scripted", "design.steps=4", "design.adapt_rounds=1",
         "design.validate_episodes=4", "checkpoint_seconds=0", f"output_root={tmp_path}",
     )  # fmt: skip
-    validate = DesignLoop._validate
+    add, steps = AdaptationRecord.add, []
 
     def dies_in_the_third_step(self, *arguments):
-        if self.step == 2:
+        steps.append(1)
+        if len(steps) == 3:
             raise RuntimeError("the machine is on fire")
-        return validate(self, *arguments)
+        return add(self, *arguments)
 
-    monkeypatch.setattr(DesignLoop, "_validate", dies_in_the_third_step)
+    monkeypatch.setattr(AdaptationRecord, "add", dies_in_the_third_step)
     with pytest.raises(RuntimeError, match="fire"):
         run(*overrides)
     monkeypatch.undo()

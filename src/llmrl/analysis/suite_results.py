@@ -94,7 +94,7 @@ def _side_by_side(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[
     rows = []
     for test in tests:
         players = [test["players"][name] for name in names]
-        cells = [NOTHING if each is None else f"{_marked(each)} ({_interval(each)})" for each in players]
+        cells = [NOTHING if each is None else _with_interval(each) for each in players]
         rows.append([test["title"], *cells])
     return ["test", *names], rows
 
@@ -205,6 +205,10 @@ def _marked(player: Results) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _with_interval(player: Results) -> str:
+    return _marked(player) if player["low"] is None else f"{_marked(player)} ({_interval(player)})"
 
 
 def _interval(player: Results) -> str:

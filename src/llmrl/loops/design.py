@@ -16,13 +16,12 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.loops.adaptation_record import AdaptationRecord
 from llmrl.loops.compute_requests import Ask, Log, PlayEpisode, Requests, SafePoint
 from llmrl.loops.confirmation import Confirmation
-from llmrl.loops.design_plan import design_plan
+from llmrl.loops.design_plan import DesignPlan
+from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings, checked_horizon, confirmation_steps, differentiable_agent
-from llmrl.loops.design_summary import design_summary, recommended_rows
 from llmrl.loops.design_trials import Trial
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.proposal_outcomes import (
-    DesignHistory,
     Score,
     draw_name,
     proposal_metrics,
@@ -33,9 +32,9 @@ from llmrl.loops.recommendation import (
     ANYTIME_MEASUREMENTS,
     Context,
     RecommendationEvaluator,
+    is_anytime,
     max_trials,
 )
-from llmrl.loops.recommendation_rule import ranking, recommended
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
@@ -105,11 +104,9 @@ class DesignLoop:
         self.trial: Trial | None = None
         games = self.societies.games * self.societies.several
         self.record = AdaptationRecord(self.adapt_rounds, self.candidates, games, self.objective, self.spending_cost)
-        self.history = DesignHistory(env.spec, self.validate_rounds * self.societies.games)
+        episodes = self.validate_rounds * self.societies.games
+        self.results = DesignResults(env.spec, episodes, self.societies.several)
         self.references: References | None = None
-        self.confirmation: Confirmation | None = None
-        self.recommendations: dict[int, dict[Context, np.ndarray]] = {}  # by number of measurements
-        self.evaluator: RecommendationEvaluator | None = None
         self.final_agents: list[State] = []  # after the last proposal, while candidates are confirmed and evaluated
         self._anchor: tuple[int, Callable[[], State]] | None = None  # where a step with a graph would begin anew
 
@@ -137,11 +134,6 @@ class DesignLoop:
         return self.steps - self.confirm_steps
 
     @property
-    def contexts(self) -> list[Context]:
-        """Context indices; [None] without contexts."""
-        return list(range(len(self.env.spec.contexts))) or [None]
-
-    @property
     def max_evaluation_trials(self) -> int:
         """Trials of the final evaluation at most."""
         settings = self.settings
@@ -149,7 +141,7 @@ class DesignLoop:
         if settings.anytime:
             recommendations += sum(n < self.steps * self.candidates for n in ANYTIME_MEASUREMENTS)
         each = max_trials(settings.evaluations, self.candidates, recommendations, settings.anytime)
-        return each * len(self.contexts)
+        return each * len(self.results.contexts)
 
     @property
     def env_steps(self) -> int:
@@ -166,14 +158,23 @@ class DesignLoop:
     @property
     def env_steps_played(self) -> int:
         """Environment steps so far."""
-        return self.env_steps_of(self.step, self.evaluation_trials, self.round)
-
-    @property
-    def evaluation_trials(self) -> int:
-        return 0 if self.evaluator is None else self.evaluator.trials
+        return self.env_steps_of(self.step, self.results.evaluation_trials, self.round)
 
     def plan(self) -> list[tuple[str, str]]:
-        return design_plan(self)
+        return DesignPlan(
+            settings=self.settings,
+            confirm_steps=self.confirm_steps,
+            adapt_rounds=self.adapt_rounds,
+            earlier_validations=self.earlier_validations,
+            games=self.societies.games,
+            updates=len(self.adaptation.pieces),
+            validation_episodes=self.validate_rounds * self.societies.games,
+            learns=self.agents[0].learns,
+            objective=self.objective.name,
+            has_contexts=bool(self.env.spec.contexts),
+            evaluation_trials=self.max_evaluation_trials,
+            env_steps=self.env_steps,
+        ).rows()
 
     def estimate(self) -> CallEstimate | None:
         estimates: list[CallEstimate] = []
@@ -204,15 +205,13 @@ class DesignLoop:
             if not self.final_agents:
                 self.final_agents = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
             yield from self._confirm(run)
-            if self.evaluator is None:
-                self.recommendations[self.history.measurements] = self._recommend()
+            self.results.recommend(self.principal)
             yield from self._evaluate(run)
             for agent, state in zip(self.agents, self.final_agents, strict=True):
                 agent.load_state_dict(copy.deepcopy(state))
         yield SafePoint(*self._resumable(), always=True)
         self.collector.close()
-        run.summary, result = design_summary(self)
-        return result
+        return self._conclude(run)
 
     def _propose(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
         """Request vectors, measure them, tell the principal."""
@@ -232,31 +231,35 @@ class DesignLoop:
         assert self.env.spec.mechanism is not None
         progress.tell(best.value, self.env.spec.mechanism.in_words(best.vector))
         self.step, self.round, self.trial, self._anchor = self.step + 1, 0, None, None
-        self._record_recommendation()
+        if self.settings.anytime and is_anytime(self.results.history.measurements, self.candidates):
+            self.results.recommend(self.principal)
         yield SafePoint(*self._resumable())
 
     def _confirm(self, run: RunContext) -> Requests[None]:
         """Measure the leading candidates of each context again."""
-        if not self.confirm_steps or self.evaluator is not None:
+        if not self.confirm_steps or self.results.evaluator is not None:
             return
-        if self.confirmation is None:
+        if self.results.confirmation is None:
             most = self.confirm_steps * self.candidates
-            leading = {context: self._ranking(context)[:most] for context in self.contexts}
-            self.confirmation = Confirmation(leading, self.confirm_steps, self.candidates)
-        while not self.confirmation.finished:
-            context = self.confirmation.context
-            halving = self.confirmation.halvings[context]
+            leading = {
+                context: self.results.ranking(self.principal, context)[:most] for context in self.results.contexts
+            }
+            self.results.confirmation = Confirmation(leading, self.confirm_steps, self.candidates)
+        while not self.results.confirmation.finished:
+            context = self.results.confirmation.context
+            halving = self.results.confirmation.halvings[context]
             if self.trial is None:
                 members, draws = zip(*halving.trial, strict=True)
                 self.trial = Trial("confirmation", context, halving.vectors[list(members)], draws)
                 self._restore_start()
             scores = yield from self._measure(run, self.trial)
-            self.history.add(self.step + 1, scores, self.trial.draws, confirmed=True)
+            self.results.history.add(self.step + 1, scores, self.trial.draws, confirmed=True)
             if getattr(self.principal, "learns_from_others", False):
                 self.principal.tell([each.outcome for each in scores])
-            halving.advance(lambda vector, context=context: self.history.estimates.of(vector, context).value)  # type: ignore[misc]
+            halving.advance(lambda vector, context=context: self.results.history.estimates.of(vector, context).value)  # type: ignore[misc]
             self.step, self.round, self.trial = self.step + 1, 0, None
-            self._record_recommendation()
+            if self.settings.anytime and is_anytime(self.results.history.measurements, self.candidates):
+                self.results.recommend(self.principal)
             values = [each.outcome.value for each in scores]
             metrics = {"confirmation/objective": float(np.mean(values))}
             metrics["confirmation/candidates"] = float(len(halving.survivors))
@@ -267,24 +270,26 @@ class DesignLoop:
         """Evaluate the recommendations on random numbers of their own."""
         if not self.settings.evaluations:
             return
-        if self.evaluator is None:
-            ranges = {context: self._range(context) for context in self.contexts} if self.settings.anytime else None
-            self.evaluator = RecommendationEvaluator(
-                self.recommendations, self.settings.evaluations, self.candidates, ranges
+        if self.results.evaluator is None:
+            ranges = (
+                {context: self._range(context) for context in self.results.contexts} if self.settings.anytime else None
             )
-        while not self.evaluator.finished:
-            context, vectors, draws = self.evaluator.trial
+            self.results.evaluator = RecommendationEvaluator(
+                self.results.recommendations, self.settings.evaluations, self.candidates, ranges
+            )
+        while not self.results.evaluator.finished:
+            context, vectors, draws = self.results.evaluator.trial
             if self.trial is None:
                 self.trial = Trial("evaluation", context, vectors, draws)
                 self._restore_start()
             scores = yield from self._measure(run, self.trial)
             societies = [np.array_split(each.outcome.values, self.societies.several) for each in scores]
             values = [each.outcome.value for each in scores]
-            self.evaluator.add(societies, values, scores[0].outcome.standard_error)
+            self.results.evaluator.add(societies, values, scores[0].outcome.standard_error)
             self.round, self.trial = 0, None
             yield SafePoint(*self._resumable())
-        for n in sorted(self.recommendations):
-            metrics = {f"recommendation/{name}": value for name, value in self.evaluator.summary(n).items()}
+        for n in sorted(self.results.recommendations):
+            metrics = {f"recommendation/{name}": value for name, value in self.results.evaluator.summary(n).items()}
             metrics |= self._recommended_values(n)
             yield Log("recommendation", "measurements", metrics, {**self._counters(), "measurements": n})
 
@@ -364,38 +369,32 @@ class DesignLoop:
         for agent, state in zip(self.agents, self.final_agents, strict=True):
             agent.load_state_dict(copy.deepcopy(state))
 
-    def _recommend(self) -> dict[Context, np.ndarray]:
-        """Return the principal's recommendation in each context, from all measurements so far."""
-        return {
-            context: recommended(self._ranking(context), self.principal, self.confirmation, context)
-            for context in self.contexts
-        }
-
-    def _ranking(self, context: Context) -> np.ndarray:
-        """Return the candidates of a context by the principal's rule, best first, [m, d]."""
-        mechanism = self.env.spec.mechanism
-        assert mechanism is not None
-        return ranking(self.principal, mechanism, self.history.estimates, context)
-
-    def _record_recommendation(self) -> None:
-        """Record the recommendation if the step passed one of the numbers of measurements of the anytime curve."""
-        n = self.history.measurements
-        if self.settings.anytime and any(n - self.candidates < point <= n for point in ANYTIME_MEASUREMENTS):
-            self.recommendations[n] = self._recommend()
-
     def _range(self, context: Context) -> float:
         """Return the range of the objective in a context, of reference measurements and estimates."""
         name = None if context is None else self.env.spec.contexts[context]
         scanned = 0.0 if self.references is None else self.references.range(name)
-        return max(scanned, self.history.objective_range(context))
+        return max(scanned, self.results.history.objective_range(context))
 
     def _recommended_values(self, n: int) -> dict[str, float]:
         """Return the recommended values by name as metrics; empty with several contexts."""
         mechanism = self.env.spec.mechanism
-        if mechanism is None or len(self.contexts) > 1:
+        if mechanism is None or len(self.results.contexts) > 1:
             return {}
-        [vector] = self.recommendations[n].values()
+        [vector] = self.results.recommendations[n].values()
         return {f"recommendation/{name}": float(x) for name, x in zip(mechanism.names, vector, strict=True)}
+
+    def _conclude(self, run: RunContext) -> float:
+        """Set the summary of the run; return its result."""
+        last = max(1, self.proposal_steps // 5) * self.candidates
+        summary, result = self.results.summary(last)
+        summary["principal_steps"] = self.step
+        summary["env_steps"] = self.env_steps_played
+        summary["evaluation_env_steps"] = self.env_steps_of(0, self.results.evaluation_trials)
+        if self.references is not None:
+            evaluated = [row for row in summary["recommendations"] if row["evaluations"]]
+            summary["references"] = self.references.summary(evaluated, self.results.history.proposals, last)
+        run.summary = summary
+        return result
 
     def _tell(self, scores: Sequence[Score]) -> Log:
         """Tell the principal; return the row to log."""
@@ -407,10 +406,12 @@ class DesignLoop:
         episodes: list[Episode] = [episode for each in scores for episode in each.episodes]
         metrics |= summarize(episodes, "validation")
         metrics |= self.record.metrics
-        self.history.add(self.step + 1, scores, self.trial.draws)
-        metrics |= {} if self.references is None else self.references.metrics(self.history.proposals[-1]["context"])
+        self.results.history.add(self.step + 1, scores, self.trial.draws)
+        metrics |= (
+            {} if self.references is None else self.references.metrics(self.results.history.proposals[-1]["context"])
+        )
         counters = {
-            "proposals": len(self.history.proposals),
+            "proposals": len(self.results.history.proposals),
             "principal_steps": self.step + 1,
             "env_steps": self.env_steps_of(self.step + 1, 0),
         }
@@ -418,7 +419,7 @@ class DesignLoop:
 
     def _counters(self) -> dict[str, int]:
         return {
-            "measurements": self.history.measurements,
+            "measurements": self.results.history.measurements,
             "principal_steps": self.step,
             "env_steps": self.env_steps_played,
         }
@@ -432,7 +433,7 @@ class DesignLoop:
 
     def _iteration(self) -> int:
         """Return the index of the current place among those from which a run can be resumed."""
-        return (self.step + self.evaluation_trials) * (self.adapt_rounds + 1) + self.round
+        return (self.step + self.results.evaluation_trials) * (self.adapt_rounds + 1) + self.round
 
     def _resumable(self) -> tuple[int, Callable[[], State]]:
         """Return the place to go on from after an interruption now, and what makes its state."""
@@ -450,15 +451,7 @@ class DesignLoop:
             "round": self.round,
             "trial": None if self.trial is None else self.trial.state_dict(),
             "record": self.record.state_dict(),
-            "history": self.history.proposals,
-            "confirmations": self.history.confirmations,
-            "confirmation": None if self.confirmation is None else self.confirmation.state_dict(),
-            "recommendations": [
-                [n, [[context, vector] for context, vector in vectors.items()]]
-                for n, vectors in self.recommendations.items()
-            ],
-            "recommended": recommended_rows(self),
-            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
+            **self.results.state_dict(),
             "final_agents": self.final_agents,
             "agents": [agent.state_dict() for agent in self.agents],
             "principal": self.principal.state_dict(),
@@ -472,12 +465,7 @@ class DesignLoop:
         self.step, self.round = state["step"], state["round"]
         self.trial = None if state["trial"] is None else Trial.from_state(state["trial"])
         self.record.load_state_dict(state["record"])
-        self.history.restore(state["history"], state["confirmations"])
-        if state["confirmation"] is not None:
-            self.confirmation = Confirmation.from_state(state["confirmation"])
-        self.recommendations = {n: dict(vectors) for n, vectors in state["recommendations"]}
-        if state["evaluator"] is not None:
-            self.evaluator = RecommendationEvaluator.from_state(state["evaluator"])
+        self.results.load_state_dict(state)
         self.final_agents = state["final_agents"]
         for agent, saved in zip(self.agents, state["agents"], strict=True):
             agent.load_state_dict(saved)

@@ -182,3 +182,8 @@ def max_trials(evaluations: int, slots: int, recommendations: int, anytime: bool
     """
     each = max(evaluations, MAX_EVALUATIONS) if anytime and evaluations else evaluations
     return -(-each // slots) * recommendations
+
+
+def is_anytime(measurements: int, candidates: int) -> bool:
+    """Return whether the last step, of `candidates` measurements, reached one of `ANYTIME_MEASUREMENTS`."""
+    return any(measurements - candidates < n <= measurements for n in ANYTIME_MEASUREMENTS)

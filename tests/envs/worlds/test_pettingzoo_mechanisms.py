@@ -126,6 +126,6 @@ def test_an_orchard_from_outside_is_governed(tmp_path, monkeypatch):
     world = ("env=pettingzoo", "env.id=orchard:Orchard", "trusted_modules=[orchard]", "principal=cmaes")
     run(*world, *small, f"output_root={tmp_path / 'outputs'}")
     summary = json.loads((only_run_folder(tmp_path / "outputs") / "summary.json").read_text())
-    assert summary["proposals"] == 2 and set(summary["best"]["mechanism"]) == {"fee", "bonus"}
+    assert summary["proposals"] == 2 and set(summary["recommendations"][0]["mechanism"]) == {"fee", "bonus"}
     with pytest.raises(ConfigError, match="orchard:Orchard is outside the trusted modules"):
         run(*(each for each in world if "trusted" not in each), *small, f"output_root={tmp_path / 'other'}")
