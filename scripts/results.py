@@ -81,7 +81,10 @@ def store_study(folder: Path, results: Path) -> str:
         (results / part).mkdir(parents=True, exist_ok=True)
     comparison = tasks_compared(report)
     figure = NAME if comparison is not None else f"{slugs(report)[0]}_study"
-    shutil.copy(page.parent / "figures" / f"{figure}.png", results / "figures" / f"{folder.name}.png")
+    for suffix in ("", "_online"):
+        source = page.parent / "figures" / f"{figure}{suffix}.png"
+        if not suffix or source.exists():
+            shutil.copy(source, results / "figures" / f"{folder.name}{suffix}.png")
     data = results / "data"
     write_runs(folder, settings, *_run_files(data, folder.name))
     shown = comparison or report.sections[0].study

@@ -283,8 +283,8 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
         "unclear": "No difference shown from",
         "untested": "Too few units to compare with",
     }
-    for other in dict.fromkeys(each.other.name for each in comparisons):
-        own = [each for each in comparisons if each.other.name == other]
+    for other in dict.fromkeys(each.other.shown for each in comparisons):
+        own = [each for each in comparisons if each.other.shown == other]
         form = NumberFormat(np.array([float(each.difference.estimate) for each in own] + [0.0]))
         for verdict, word in words.items():
             told = ", ".join(_told(each, form) for each in own if each.verdict == verdict)

@@ -145,9 +145,10 @@ def fitting_arms(
 ) -> Arms:
     """Return the arms of a bandit.
 
-    With `points`, this is the grid of so many values per number. Otherwise it is the grid of `fitting_points` if its
-    arms get `PLAYS` measurements on average in a context, else a list of as many vectors (`listed_vectors`) as do,
-    at least 2.
+    With `points`, this is the grid of so many values per number. Otherwise it is the grid of `fitting_points` if it has
+    three values per number or more and its arms get `PLAYS` measurements on average in a context, else a list of as
+    many vectors (`listed_vectors`) as do, at least 2. A grid of two values has the corners of the box only, which are
+    worth less than a list of as many vectors on most landscapes (`benchmarks/landscapes.py`).
 
     Args:
         space: parameter space of the proposals.
@@ -163,7 +164,7 @@ def fitting_arms(
     fitting = fitting_points(space, published, proposals)
     if proposals is not None:
         n_arms = max(2, proposals // space.n_rows // PLAYS)
-        if fitting**space.dim > n_arms:
+        if fitting**space.dim > n_arms or (fitting < 3 and not _whole(space)):
             return ListedArms(listed_vectors(space, n_arms))
     return ActionGrid(space, fitting)
 
