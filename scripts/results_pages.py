@@ -169,7 +169,9 @@ class ResultPages:
     def run_values(self, study: str) -> str:
         """Return a sentence on the per-run values of a study: a link, or that they were not stored."""
         if (self._results / "data" / f"{study}_runs.csv").exists():
-            return f"Per-run values: [runs](data/{study}_runs.csv)."
+            curves = self._results / "data" / f"{study}_run_curves.csv"
+            link = f", [curves](data/{curves.name})" if curves.exists() else ""
+            return f"Per-run values: [runs](data/{study}_runs.csv){link}."
         return "Per-run values of this study were not stored; its intervals are percentile bootstrap intervals."
 
     def _page(self, template: Path) -> Path:

@@ -50,8 +50,9 @@ def test_every_family_is_read(page):
     assert sum(each["replies"] for each in numbers.values()) + 32 == asked
     for each in numbers.values():
         assert not each["ended"] and each["controls"].get("right", 0) >= 6 and not each["controls"].get("wrong")
-        assert each["invalid"] <= 0.2 * each["judged"] and not each["fallbacks"]
         assert each["cost"] == pytest.approx((each["prompt_tokens"] + 4 * each["completion_tokens"]) / 1e6)
+    sums = {name: sum(each[name] or 0 for each in numbers.values()) for name in ("invalid", "judged", "fallbacks")}
+    assert sums["invalid"] <= 0.15 * sums["judged"] and sums["fallbacks"] <= 1
     assert numbers["principal"]["cached_tokens"] > 0.5 * numbers["principal"]["prompt_tokens"]
     text = (folder / "styled" / "trial.md").read_text()
     assert "| dictated: right / invalid / wrong | " in text and "$" in text
