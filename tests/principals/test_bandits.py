@@ -100,9 +100,9 @@ class TestGrid:
             (CLEANUP, 2, 2),
             (CLEANUP, 12, 4),
             (CLEANUP, 24, 8),
-            (CLEANUP, 80, 26),
+            (CLEANUP, 48, 8), (CLEANUP, 80, 13),
             (ESCAPE_ROOM, 72, 8),
-            (ESCAPE_ROOM, 287, 31),
+            (ESCAPE_ROOM, 287, 15),
         ],
     )
     def test_short_runs_have_a_list_of_arms(self, principal, spec, proposals, arms):

@@ -146,8 +146,9 @@ def fitting_arms(
     """Return the arms of a bandit.
 
     With `points`, this is the grid of so many values per number. Otherwise it is the grid of `fitting_points` if it has
-    three values per number or more and its arms get `PLAYS` measurements on average in a context, else a list of as
-    many vectors (`listed_vectors`) as do, at least 2. A grid of two values has the corners of the box only, which are
+    three values per number or more and its arms get `PLAYS` measurements on average in a context. Else it is a list of
+    vectors (`listed_vectors`), each with twice as many measurements, or with `PLAYS` if that leaves less than 2 (d + 1)
+    vectors for d numbers; at least 2. A grid of two values has the corners of the box only, which are
     worth less than a list of as many vectors on most landscapes (`benchmarks/landscapes.py`).
 
     Args:
@@ -163,9 +164,10 @@ def fitting_arms(
         return ActionGrid(space, points)
     fitting = fitting_points(space, published, proposals)
     if proposals is not None:
-        n_arms = max(2, proposals // space.n_rows // PLAYS)
-        if fitting**space.dim > n_arms or (fitting < 3 and not _whole(space)):
-            return ListedArms(listed_vectors(space, n_arms))
+        each = proposals // space.n_rows
+        if fitting**space.dim > each // PLAYS or (fitting < 3 and not _whole(space)):
+            n_arms = min(each // PLAYS, max(2 * (space.dim + 1), each // (2 * PLAYS)))
+            return ListedArms(listed_vectors(space, max(2, n_arms)))
     return ActionGrid(space, fitting)
 
 
