@@ -323,7 +323,8 @@ class Recommender(Protocol):
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
         """Return the vectors that the principal's rule ranks highest in a context, best first, [m, d] with m <= n.
 
-        Changes no state and draws no random numbers. `estimates` pools all measurements so far, by context index."""
+        Incumbents follow these vectors, so a rule that names one vector returns it alone. The method changes no state
+        and draws no random numbers. `estimates` pools all measurements so far, by context index."""
         ...
 
 

@@ -15,7 +15,6 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.principals.grid import FINE, default_points
 from llmrl.principals.observation import USUAL, ObserveSettings, PrincipalObservation
-from llmrl.principals.recommendation import followed_by_incumbents
 
 
 class DualRLPrincipal:
@@ -135,9 +134,9 @@ class DualRLPrincipal:
         }
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the vector of the most likely choice of each head in a context, then the incumbents, [<= n, d].
+        """Return the vector of the most likely choice of each head in a context, [1, d]; [0, d] before an outcome.
 
-        Before the first outcome the network knows nothing, and only incumbents are returned. A head whose most likely
+        Before the first outcome the network knows nothing. A head whose most likely
         choice is to keep the previous number keeps that of the last step's first proposal.
         """
         import torch
@@ -147,7 +146,7 @@ class DualRLPrincipal:
             with torch.no_grad():
                 logits, _ = self.network(torch.as_tensor(self.observed.vector(context)))
             first = [self._vectors(logits.argmax(-1).numpy()[None])[0]]
-        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
+        return np.array(first[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def _vectors(self, choice: np.ndarray) -> np.ndarray:
         """The vectors [n, d] of choices [n, d]; the last choice of a head keeps the previous number."""

@@ -15,7 +15,6 @@ from llmrl.core.records import MetaSettings, Outcome, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.principals.observation import USUAL, ObserveSettings, PrincipalObservation
-from llmrl.principals.recommendation import followed_by_incumbents
 
 if TYPE_CHECKING:
     import torch
@@ -97,14 +96,11 @@ class MetaGradPrincipal:
         return self._output(observed)[None]
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the network's present output in a context, then the incumbents, [<= n, d].
-
-        Before the first outcome the network knows nothing, and only incumbents are returned.
-        """
+        """Return the network's present output in a context, [1, d]; [0, d] before the first outcome."""
         import torch
 
         first = [self._output(torch.as_tensor(self.observed.vector(context)))] if self.counts.any() else []
-        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
+        return np.array(first[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def _output(self, observed: torch.Tensor) -> np.ndarray:
         """Return the vector that the network proposes, [d]."""

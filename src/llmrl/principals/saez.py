@@ -11,7 +11,6 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import Outcome, State
 from llmrl.core.spaces import EnvSpec
-from llmrl.principals.recommendation import followed_by_incumbents
 
 AMOUNTS = ("earned", "taxed", "weighted")
 """Metrics that are needed of each bracket k = 1 ... K, as `<name>_<k>`: incomes that end in it, income taxed at its
@@ -137,13 +136,10 @@ class SaezPrincipal:
         return {"principal/elasticity": self.current_elasticity, "principal/distance": distance}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the formula's rates for the last outcome, then the incumbents, [<= n, K].
-
-        Before the first outcome with income there are only incumbents.
-        """
+        """Return the formula's rates for the last outcome, [1, K]; [0, K] before the first outcome with income."""
         self.space.row(context)
         first = [self.target] if self.seen else []
-        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
+        return np.array(first[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     @property
     def current_elasticity(self) -> float:

@@ -24,7 +24,6 @@ from llmrl.llms.structured import InvalidReply, json_schema
 from llmrl.llms.structured_query import Query, StructuredQuery
 from llmrl.principals.ballots import approved, counted, vote_schema
 from llmrl.principals.llm_mechanism import numbers_model
-from llmrl.principals.recommendation import followed_by_incumbents
 
 FOLDER = Path(__file__).with_name("prompts")
 REPLY_TOKENS = 70
@@ -141,12 +140,12 @@ class VotePrincipal:
         return asked | self.last | {f"vote/{name}": float(n) for name, n in self.totals.items()}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the vector that was elected last in a context, then the incumbents, [<= n, d]."""
+        """Return the vector that was elected last in a context, [1, d]; [0, d] before the first vote."""
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         elected = [record["vector"] for record in self.records if record["context"] == name]
         first = [np.array(vector) for vector in elected[-1:]]
-        return followed_by_incumbents(first, context, n, estimates, self.space.dim)
+        return np.array(first[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """Return the estimate for `steps` votes, from rendered prompts with half of the final memory."""
