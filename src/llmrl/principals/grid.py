@@ -148,8 +148,7 @@ def fitting_arms(
     With `points`, this is the grid of so many values per number. Otherwise it is the grid of `fitting_points` if it has
     three values per number or more and its arms get `PLAYS` measurements on average in a context. Else it is a list of
     vectors (`listed_vectors`), each with twice as many measurements, or with `PLAYS` if that leaves less than 2 (d + 1)
-    vectors for d numbers; at least 2. A grid of two values
-    has the corners of the box only.
+    vectors for d numbers; at least 2. A grid of two values has the corners of the box only.
 
     Args:
         space: parameter space of the proposals.
