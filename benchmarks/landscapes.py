@@ -14,7 +14,8 @@ to landscapes.csv (a row per run, a column per principal). Scores of an existing
 not computed again are kept and printed, so `--runs 0 --gp-runs 0` only prints.
 
 `gp-...` are variants of `gp`: fewer initial points, and reported standard errors as noise. `...-incumbent` recommends
-the vector with the highest mean of measurements, from the same proposals. `metagrad` is left out because it needs
+the vector with the highest mean of measurements, from the same proposals. `best-arm` is the highest score among the
+arms of the bandits, which bounds theirs. `metagrad` is left out because it needs
 gradients of learning agents; `saez` and `vote` need incomes and citizens.
 """
 
@@ -45,6 +46,7 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import POLICIES
 from llmrl.llms.client import ChatClient
+from llmrl.principals.bandit import BanditPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ BUDGETS = (5, 10, 20)
 PRINCIPALS = ("random", "sobol", "scan", "egreedy", "ucb", "thompson", "gp", "cem", "cmaes", "dual_rl", "llm")
 INCUMBENTS = {name: f"{name}-incumbent" for name in ("gp",)}
 """Columns of the vector with the highest mean of measurements, from the same proposals."""
+BEST_ARMS = {"ucb": "best-arm"}
+"""Columns of the best arm of a bandit; all bandits have the same arms."""
 MIN_VARIANCE = 1e-4
 """Smallest noise variance of a standardized value: two episodes may be equal by chance."""
 
@@ -148,6 +152,8 @@ def search(
             row = scores[family, run, done] = {name: function.score(recommendation(principal, estimates))}
             if name in INCUMBENTS:
                 row[INCUMBENTS[name]] = function.score(incumbent(estimates))
+            if isinstance(principal, BanditPrincipal) and name in BEST_ARMS:
+                row[BEST_ARMS[name]] = max(function.score(arm) for arm in principal.arms())
     return scores, time.process_time() - start
 
 
@@ -194,7 +200,7 @@ def standard_error(values: np.ndarray) -> float:
 
 def format_tables(cells: Mapping[Cell, np.ndarray]) -> str:
     """Return a Markdown table of means ± standard errors for each number of proposals."""
-    rank = {name: i for i, name in enumerate((*PRINCIPALS, *GP_VARIANTS, *INCUMBENTS.values()))}
+    rank = {name: i for i, name in enumerate((*PRINCIPALS, *BEST_ARMS.values(), *GP_VARIANTS, *INCUMBENTS.values()))}
     names = sorted({name for name, _, _ in cells}, key=lambda name: rank[name])
     families = [family for family in FAMILIES if any(family == key[1] for key in cells)]
     lines = []

@@ -22,8 +22,15 @@ def told(text):
 
 def test_one_table_tells_of_all_runs(tmp_path):
     """Of processes, steps, calls, money and time, and why a run is alone; nothing is written."""
-    swept = ("principal=ucb,llm,metagrad", "seed=0,1,2", "design.evaluations=0", "design.confirm_steps=0", "llm=gpt4o")
-    done = refused(*SMALL, *swept, "design.references=0", "dry_run=true", cwd=tmp_path)
+    swept = (
+        "principal=ucb,llm,metagrad",
+        "seed=0,1,2",
+        "hardware.parallel=1",
+        "design.evaluations=0",
+        "design.confirm_steps=0",
+        "llm=gpt4o",
+    )
+    done = refused(*SMALL, *swept, alone, "design.references=0", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = told(done.stdout)
     assert "9 runs in 4 processes: 1 of 6 runs, 3 of 1 run" in said
@@ -37,7 +44,9 @@ def test_one_table_tells_of_all_runs(tmp_path):
 
 def test_runs_that_come_first_are_counted_once(tmp_path):
     runs = [
-        PlannedRun(Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}"))
+        PlannedRun(
+            Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}", "hardware.parallel=1")
+        )
         for p in ("ucb", "random")
         for s in (0, 1)
     ]
