@@ -30,7 +30,7 @@ def test_one_table_tells_of_all_runs(tmp_path):
         "design.confirm_steps=0",
         "llm=gpt4o",
     )
-    done = refused(*SMALL, *swept, alone, "design.references=0", "dry_run=true", cwd=tmp_path)
+    done = refused(*SMALL, *swept, "design.references=0", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = told(done.stdout)
     assert "9 runs in 4 processes: 1 of 6 runs, 3 of 1 run" in said
