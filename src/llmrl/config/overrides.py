@@ -96,18 +96,11 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _none_for_null(argument: str) -> str:
-    """Return the choice of a group's option `none` where `null` is chosen.
-
-    Raises:
-        ConfigError: the group has no such option.
-    """
+    """The choice of a group's option `none` where `null` is chosen."""
     group, equals, value = argument.partition("=")
     if not equals or not group.isidentifier() or "null" not in value.split(","):
         return argument
-    options = resources.files("llmrl.conf") / group
-    if not (options / "none.yaml").is_file():
-        if options.is_dir() and value == "null":
-            raise ConfigError(f"{argument}: choose an option; `llmrl-train --list {group}` lists them")
+    if not (resources.files("llmrl.conf") / group / "none.yaml").is_file():
         return argument
     return f"{group}={','.join('none' if each == 'null' else each for each in value.split(','))}"
 
