@@ -101,7 +101,7 @@ def test_what_cannot_be_is_an_error_with_words_and_no_exit(here, overrides, opti
 
 def test_a_failed_run_raises_and_is_recorded(here):
     with pytest.raises(LlmrlError):
-        llmrl.train("env=maze", "agent=ppo", "agent.init_from=nowhere", **{"learn.env_steps": 10})
+        llmrl.train("env=escape_room", "principal=llm", "llm.refusal=1", **{**TINY, "llm.max_invalid.after": 1})
     assert llmrl.load(here / "outputs").runs.state.tolist() == ["failed"]
 
 
@@ -172,9 +172,10 @@ def test_a_sweep_computes_what_is_missing_side_by_side(here):
 
 @pytest.mark.slow
 def test_a_sweep_of_runs_that_fail_says_so(here, caplog):
-    runs = llmrl.sweep("env=maze", "agent=ppo", **{"agent.init_from": ["nowhere", "elsewhere"], "learn.env_steps": 10})
+    options = {**TINY, "llm.max_invalid.after": 1, "llm.refusal": [1.0, 0.99]}
+    runs = llmrl.sweep("env=escape_room", "principal=llm", **options)
     assert [run.state for run in runs.unfinished] == ["failed"] * 2
-    assert "nowhere" in runs[0].error and "elsewhere" in runs[1].error
+    assert all(run.error for run in runs)
     assert sum(record.levelno == logging.ERROR for record in caplog.records) >= 2
 
 
@@ -186,6 +187,7 @@ def test_a_sweep_of_runs_that_fail_says_so(here, caplog):
         (["env=escape_room"], {"seed": []}, "nothing to sweep over"),
         (["env=escape_room", "seed=0,,1"], {}, "seed=0,,1"),
         (["env=escape_room"], {"parallel": 0}, "parallel"),
+        (["env=escape_room"], {"agent.init_from": ["nowhere", "elsewhere"]}, "nowhere"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_starts_nothing(here, overrides, options, said):

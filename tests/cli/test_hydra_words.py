@@ -61,17 +61,21 @@ def test_every_option_that_is_named_exists():
 
 def test_a_sweep_says_which_runs_it_will_not_try():
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
 
     from llmrl.config.overrides import combinations
+    from llmrl.core.errors import ConfigError
 
     parse = OverridesParser.create().parse_overrides
     assert combinations(parse(["a=1,2", "b=x", "c=range(2)"])) == [
         [f"a={a}", "b=x", f"c={c}"] for a in (1, 2) for c in (0, 1)
     ]
     assert combinations(parse(["a=1", "a=3"])) == [["a=3"]] and combinations(parse(["a=[]"])) == [["a=[]"]]
-    with pytest.raises(HydraException, match=r"name them \(a=a,b,c\).*hydra/sweeper=optuna"):
+    with pytest.raises(ConfigError, match=r"name them \(a=a,b,c\).*hydra/sweeper=optuna"):
         combinations(parse(["a=interval(0,1)"]))
+    with pytest.raises(ConfigError, match="a, b"):
+        combinations(parse(["a=range(0,10000000)", "b=1,2"]))
+    with pytest.raises(ConfigError):
+        combinations(parse([f"{key}=range(0,100)" for key in "abc"]))
 
 
 @pytest.mark.slow

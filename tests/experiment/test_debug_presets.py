@@ -61,7 +61,7 @@ def test_values_of_a_preset():
     assert debugged(config)["a"] == {"n": 3, "m": 2, "flag": False, "none": 4} and "b" not in debugged(config)
     assert debugged(config, ["a"])["a"]["n"] == 3, "which option of a group is chosen says nothing of its numbers"
     assert debugging({}) == Debugging()
-    with pytest.raises(ConfigError, match="there are at_most, instead, same_episode"):
+    with pytest.raises(ConfigError, match="it has: at_most, instead, same_episode"):
         debugging({"debug": {"speed": 1}})
 
 

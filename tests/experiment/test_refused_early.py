@@ -1,6 +1,8 @@
 """What is refused before a run folder is made, and what is said of it."""
 
+import json
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -18,8 +20,8 @@ ROOM = ("env=escape_room", "principal=llm")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("seed=-1",), "seed=-1: a whole number >= 0"),
-        (("seed=abc",), "seed='abc': a whole number >= 0"),
+        (("seed=-1",), "seed=-1: input should be greater than or equal to 0"),
+        (("seed=abc",), "seed='abc': input should be a valid integer"),
         (("env=taxi", "agent=llm_player", "play.episodes=0"), "play.episodes=0: input should be greater than 0"),
         (("env=escape_room", "env.n_envs=many"), "env.n_envs='many': input should be a valid integer"),
         ((*ROOM, "llm=gpt4o"), "OPENAI_API_KEY"),
@@ -43,7 +45,7 @@ def test_a_plan_needs_no_key(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [(("seed=-1", "llm.model=/nope"), "seed=-1: a whole"), (("llm.model=/nope",), "/nope")],
+    [(("seed=-1", "llm.model=/nope"), "seed=-1: input should be"), (("llm.model=/nope",), "/nope")],
 )
 def test_checked_before_training(tmp_path, overrides, message):
     pytest.importorskip("trl")
@@ -62,6 +64,71 @@ def test_the_command_leaves_no_folder(tmp_path):
     )
     assert done.returncode == 1 and "llmrl-train: seed='abc'" in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+FLAGS = ("rerun", "resume", "dry_run", "private")
+OPTIONS = [
+    *((key, value) for key in FLAGS for value in ("no", "off", "maybe", 1, None)),
+    *(("checkpoint_seconds", value) for value in ("nan", "inf", "soon", -1)),
+    *(("name", 5), ("output_root", None), ("trusted_modules", 5)),
+    *(("prompts", 5), ("observers", "5"), ("design", 5)),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), OPTIONS)
+def test_options_of_a_run_are_checked(key, value):
+    typed = json.dumps(value) if value is None else value
+    with pytest.raises(ConfigError, match=key):
+        Experiment.compose("env=escape_room", f"{key}={typed}")
+
+
+@pytest.mark.parametrize("value", ["false", "no"])
+def test_a_finished_run_is_not_rerun_by_a_word(tmp_path, value):
+    tiny = ("env=escape_room", "env.n_envs=4", "learn.env_steps=8", "learn.evaluate_episodes=1", "loggers=jsonl")
+    first = Experiment.compose(*tiny, f"output_root={tmp_path}")
+    first.run()
+    with nullcontext() if value == "false" else pytest.raises(ConfigError, match=r"rerun='no'.*true or false"):
+        assert Experiment.compose(*tiny, f"output_root={tmp_path}", f"rerun={value}").run().finished
+    assert not list(tmp_path.rglob("backup_*")) and first.folder.is_dir()
+
+
+REJECTED = (
+    ("env.n_agents=1", "principal=ucb"),
+    ("env.fixed_context=7", "principal=ucb"),
+    ("env.observe=[]",),
+    ("design.candidates=3", "principal=ucb"),
+    ("hardware.device=tpu",),
+    ("agent.init_from=nowhere",),
+)
+
+
+@pytest.mark.parametrize("overrides", REJECTED)
+def test_a_rejected_run_leaves_nothing(tmp_path, overrides):
+    experiment = Experiment.compose("env=escape_room", *overrides, f"output_root={tmp_path / 'outputs'}")
+    with pytest.raises(ConfigError):
+        experiment.check()
+        experiment.run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rejected_run_leaves_the_folders_of_others(tmp_path):
+    (tmp_path / "escape_room").mkdir()
+    experiment = Experiment.compose("env=escape_room", "env.n_agents=1", f"output_root={tmp_path}")
+    with pytest.raises(ConfigError):
+        experiment.run()
+    assert [path.name for path in tmp_path.rglob("*")] == ["escape_room"]
+    experiment.folder.mkdir(parents=True)
+    (experiment.folder / "notes.txt").write_text("of an earlier attempt")
+    with pytest.raises(ConfigError):
+        experiment.run()
+    assert (experiment.folder / "notes.txt").is_file() and (experiment.folder / "status.json").is_file()
+
+
+def test_several_values_are_rejected_at_once():
+    wrong = ("env.n_envs=0", "agent.ppo.clip=-1", "hardware.threads=0")
+    with pytest.raises(ConfigError) as caught:
+        Experiment.compose("env=escape_room", *wrong).check()
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == list(wrong)
 
 
 @pytest.mark.parametrize("option", ["local_chat", "local_scorer_seq2seq", "local_scorer_causal"])

@@ -79,8 +79,7 @@ def test_replies_that_would_be_cut_are_refused_before_the_model_is_asked(propose
     typed = [*QUICK["sft"], "llm.max_tokens=24"]
     with pytest.raises(ConfigError, match=r"the reply to learn takes \d+ tokens .* llm\.max_tokens=24 would cut it"):
         run_experiment(configured(tmp_path, proposer, *typed), typed)
-    (calls,) = tmp_path.rglob("llm_calls.jsonl")
-    assert not calls.read_text()
+    assert not list(tmp_path.rglob("llm_calls.jsonl"))
 
 
 def test_a_missing_package_is_named(proposer, tmp_path, monkeypatch):
@@ -115,6 +114,11 @@ def test_the_command_is_light_and_helps(tmp_path):
     assert "llmrl-finetune" in call("--help").stdout
     shown = call("--cfg", "job", "method=sft", "transfer=[maze,nim]").stdout
     assert "llmrl.finetuning.sft.SFT" in shown and "nim:" in shown
+    several = ("seed=-1", "rerun=no"), ("dataset.share=2", "method.optimiser.learning_rate=-1", "llm.dtype=float16")
+    for wrong in several:
+        rejected = call("llm.model=/nope", *wrong)
+        assert rejected.returncode == 1 and all(each.partition("=")[0] in rejected.stderr for each in wrong)
+    assert not list(tmp_path.iterdir())
     wrong = call("method.optimiser.step=3")
     assert wrong.returncode == 1
     assert "method.optimiser has no option 'step'; it has: steps" in wrong.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REPORT_S = 5.0
+"""Seconds between two messages about the composition of a sweep."""
 EXIT_INTERRUPTED = 130  # also if only the waiting for submitted runs was
 
 
@@ -127,8 +130,12 @@ class LlmrlLauncher(Launcher):
         assert self.config is not None and self.hydra_context is not None
         found = []
         own = HydraConfig.instance().cfg
+        reported = time.monotonic()
         try:
             for i, overrides in enumerate(job_overrides):
+                if time.monotonic() - reported > REPORT_S:
+                    reported = time.monotonic()
+                    log.info("composed %s of %s runs", f"{i:,}", f"{len(job_overrides):,}")
                 composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
                 with read_write(composed.hydra), open_dict(composed.hydra.job):
                     composed.hydra.job.num = initial_job_idx + i

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 
 from llmrl.agents.controllers.bins import Bins
 from llmrl.agents.controllers.linear import Activation, LayeredController, LayerSettings, Output
@@ -19,6 +18,9 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import PolicyOutput, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+
+if TYPE_CHECKING:
+    import torch
 
 VALUE_BOUND = 1.0
 """Default bound of a table's values, of which only the order matters."""
@@ -40,6 +42,8 @@ class ControllerPolicy:
         greedy: bool = False,
     ) -> PolicyOutput:
         """Return deterministic actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] float32."""
+        import torch  # here, so that options are checked without it
+
         seen = observation[self.controller.channel].cpu().numpy()
         flat = seen.reshape(-1, *seen.shape[2:])
         flat = flat.astype(np.int64 if self.controller.channel == "state" else np.float64)
@@ -49,6 +53,8 @@ class ControllerPolicy:
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return zeros [n_envs, n_agents]: there is no value function."""
+        import torch
+
         return torch.zeros(next(iter(observation.values())).shape[:2])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.arguments import checked, type_hints_of
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.part_factory import PartFactory
 from llmrl.core.trust import Trust
 
@@ -82,25 +82,30 @@ class Builder:
         return checked(self._value(value, where), hint, where)
 
     def check(self, node: Mapping[str, Any], where: str) -> None:
-        """Raise ConfigError for an argument of `node` that is unknown, mistyped or out of range.
+        """Check the arguments of `node` and of the parts in it. Nothing is built, so checks inside constructors are not
+        run.
 
-        Nested parts are checked the same way. Nothing is built, so checks inside constructors are not run.
+        Raises:
+            ConfigError: arguments that are unknown, mistyped or out of range, all of them.
         """
         if node.get("_target_") is None:
             return
         target = self.locate(node["_target_"], where)
         parameters, hints = inspect.signature(target).parameters, type_hints_of(target)
+        errors = ErrorCollector()
         for name, value in node.items():
             if name == "_target_":
                 continue
-            if name not in parameters or name == "trust":
-                settable = [each for each in parameters if each != "trust" and (each in node or each not in INJECTED)]
-                raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
-            if nodes := nested(name, value):
-                for place, part in nodes:
+            with errors.collect():
+                if name not in parameters or name == "trust":
+                    settable = [x for x in parameters if x != "trust" and (x in node or x not in INJECTED)]
+                    raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
+                if not nested(name, value) and name in hints:
+                    checked(value, hints[name], f"{where}.{name}")
+            for place, part in nested(name, value):
+                with errors.collect():
                     self.check(part, f"{where}.{place}")
-            elif name in hints:
-                checked(value, hints[name], f"{where}.{name}")
+        errors.raise_all()
 
     def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Return whether the part, or a nested part, declares the injected parameter `name`."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 
 KEY = "debug"
@@ -37,14 +38,15 @@ def debugging(config: Mapping[str, Any]) -> Debugging:
     """Return what a config asks for; nothing where it has no `debug`.
 
     Raises:
-        ConfigError: an option that there is not.
+        ConfigError: an option is unknown or has the wrong type.
     """
     asked = {key: value for key, value in (config.get(KEY) or {}).items() if key != "_target_"}
-    try:
-        return Debugging(**asked)
-    except TypeError as error:
-        known = ", ".join(Debugging.__dataclass_fields__)
-        raise ConfigError(f"{KEY}: {error}; there are {known}") from error
+    hints = type_hints_of(Debugging)
+    for name, value in asked.items():
+        if name not in hints:
+            raise ConfigError(f"{KEY} has no option '{name}'; it has: {', '.join(hints)}")
+        checked(value, hints[name], f"{KEY}.{name}")
+    return Debugging(**asked)
 
 
 def debugged(config: dict[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import INJECTED
+from llmrl.config.run_options import HINTS
 from llmrl.core.option_files import chain, choosable, content, merge, names, option, root
 
 Schema = dict[str, Any]
@@ -69,7 +70,7 @@ def _whole() -> Schema:
             targets = sections.get(key) or [value["_target_"]]
             properties[key] = _node([value], targets, meanings, f"{key}.", parts)
         else:
-            properties[key] = _described(_plain(key, value), meanings.get(key))
+            properties[key] = _described(_type(HINTS[key]), meanings.get(key))
     for group in groups():
         nodes = [option(group, name) for name in names(group)]
         said = meanings | _meanings([file for name in names(group) for file in chain(group, name)])
@@ -197,15 +198,6 @@ def _any(schemas: Sequence[Schema]) -> Schema:
     if not arms or {} in arms:
         return {}
     return arms[0] if len(arms) == 1 else {"anyOf": arms}
-
-
-def _plain(key: str, value: Any) -> Schema:
-    """The schema of a key that no part takes, by the value that it has."""
-    if value is None or value == "???":
-        return {}
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    schema: Schema = {"type": kinds[type(value)]}
-    return schema | {"minimum": 0} if key in ("seed", "checkpoint_seconds") else schema
 
 
 def _described(schema: Schema, meaning: str | None) -> Schema:

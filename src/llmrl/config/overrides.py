@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -112,24 +113,31 @@ def _adds_an_option(argument: str) -> bool:
     return (resources.files("llmrl.conf") / group).is_dir()
 
 
+MAX_RUNS = 100_000
+"""Most runs of a sweep. Each is composed before the first one starts, at about 20 a second."""
+
+
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:
     """Return the overrides of every run of a sweep; of several for one key the last counts.
 
     Raises:
-        HydraException: a key is swept over an interval, which has no values to count.
+        ConfigError: a key is swept over an interval, which has no values to count, or there are more than `MAX_RUNS`
+            runs.
     """
-    from hydra.errors import HydraException
-
     values: dict[str, list[str]] = {}
     for override in overrides:
         key = override.get_key_element()
         if not override.is_sweep_override():
             values[key] = [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
-            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            swept = itertools.islice(override.sweep_string_iterator(), MAX_RUNS + 1)
+            values[key] = [f"{key}={value}" for value in swept]
         else:
-            raise HydraException(
+            raise ConfigError(
                 f"{key} is swept over an interval, which has no values to try one by one: name them "
                 f"({key}=a,b,c), or search it with hydra/sweeper=optuna"
             )
+    if math.prod(len(each) for each in values.values()) > MAX_RUNS:
+        swept_keys = ", ".join(key for key, each in values.items() if len(each) > 1)
+        raise ConfigError(f"a sweep over {swept_keys} has more than {MAX_RUNS:,} runs; launch it in parts")
     return [list(run) for run in itertools.product(*values.values())]

@@ -152,10 +152,10 @@ def guard_hydra() -> None:
     def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
         from hydra.errors import ConfigCompositionException
 
-        config: DictConfig = load(self, *args, **kwargs)
         try:
+            config: DictConfig = load(self, *args, **kwargs)
             check_hydra(config, kwargs["overrides"] if "overrides" in kwargs else args[1])
-        except ConfigError as error:
+        except (ConfigError, ValueError) as error:  # Hydra's ValueError: the option of a group is a number or null
             raise ConfigCompositionException(str(error)) from error
         return config
 

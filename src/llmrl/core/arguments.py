@@ -65,4 +65,6 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         wrong = first["input"] if place else value
         whole = first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18
         got = f"write {int(wrong)}" if whole else f"got {type(wrong).__name__}"
+        if first["type"] == "bool_type":
+            got = "write true or false"
         raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, {got}") from error

@@ -3,6 +3,8 @@
 The command line prints the message without the traceback and exits non-zero. The traceback goes to the run folder.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -40,6 +42,28 @@ class LlmrlError(Exception):
 
 class ConfigError(LlmrlError):
     """An option, a value or a combination of parts that cannot work."""
+
+
+class ErrorCollector:
+    """Collector of `ConfigError`s of independent checks, so that one attempt reports all of them."""
+
+    def __init__(self) -> None:
+        self._errors: list[ConfigError] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Return a context that ends at a `ConfigError` and keeps it; other errors are raised."""
+        try:
+            yield
+        except ConfigError as error:
+            self._errors.append(error)
+
+    def raise_all(self) -> None:
+        """Raise the error that was collected, or one with the messages of all, a line each; nothing without any."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise ConfigError("\n".join(str(error) for error in self._errors))
 
 
 class Misfit(StrEnum):

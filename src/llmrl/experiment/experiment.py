@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from llmrl.config.debugging import debugged, debugging
+from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
 from llmrl.experiment.application import Application, Rows
@@ -42,12 +43,14 @@ class Experiment:
         seat: place at an executor that several runs of this process share; None: the run answers its own requests.
 
     Raises:
-        ConfigError: a file that results depend on is missing, or has changed since its digest was taken.
+        ConfigError: an option of the run has the wrong type or is out of range, or a file that results depend on is
+            missing, or has changed since its digest was taken.
     """
 
     def __init__(
         self, config: Mapping[str, Any], overrides: Iterable[str] = (), seat: ExecutorSeat | None = None
     ) -> None:
+        check_run_options(config)
         self.application = application_of(config)
         self.config = self.application.with_digests(dict(config))
         self.overrides = list(overrides)

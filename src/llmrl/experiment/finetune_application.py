@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.config.builder import Builder
-from llmrl.core.errors import ConfigError
+from llmrl.config.loop_sections import agent_loop
+from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.application import Application, Rows
 from llmrl.experiment.distributed_checks import check_together
@@ -146,10 +147,40 @@ def with_digests(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_values(config: Config, resources: RunResources | None = None) -> None:
-    """Raise ConfigError for values that no run could be built with, as far as can be told without building one."""
+    """Check values that no run could be built with, as far as can be told without building an environment or a model.
+
+    Raises:
+        ConfigError: values that cannot work, all of them.
+    """
     builder = Builder(trusted=config["trusted_modules"])
-    if not isinstance(config["seed"], int) or config["seed"] < 0:
-        raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
+    errors = ErrorCollector()
+    with errors.collect():
+        _check_proposer(config)
+    for group in ("env", "agent", "principal", "hardware"):
+        with errors.collect():
+            builder.check(config[group], group)
+    with errors.collect():
+        _build_settings(config)
+    with errors.collect():
+        builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
+    with errors.collect():
+        _check_task(config, builder, "")
+    for name, nodes in config["transfer"].items():
+        for group in ("env", "agent"):
+            with errors.collect():
+                builder.check(_unwrapped(nodes[group], group), f"transfer.{name}.{group}")
+        with errors.collect():
+            _check_task(nodes, builder, f"transfer.{name}.")
+        with errors.collect():
+            _limits(nodes, name)
+    with errors.collect():
+        check_loggers(config)
+    errors.raise_all()
+    check_together(config, resources or RunResources(config))
+
+
+def _check_proposer(config: Config) -> None:
+    """Raise ConfigError unless the principal asks a language model of this process that has no adapter yet."""
     if config["principal"].get("_target_") != _PROPOSER:
         raise ConfigError("llmrl-finetune trains the language model of principal=llm; leave out principal=")
     if config["llm"].get("_target_") != _LOCAL_CHAT:
@@ -161,15 +192,46 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
             f"llm.adapter={config['llm']['adapter']}: training makes a new adapter for llm.model; leave it null, "
             "or merge the old one into a model of its own first (peft: merge_and_unload, save_pretrained)"
         )
-    for group in ("env", "agent", "principal", "hardware", "dataset", "method", "rewards", "evaluation"):
-        builder.check(config[group], group)
-    check_together(config, resources or RunResources(config))
-    check_loggers(config)
-    builder.check({name: value for name, value in config["llm"].items() if name not in POLICIES}, "llm")
-    for name, nodes in config["transfer"].items():
-        for group in ("env", "agent"):
-            builder.check(_unwrapped(nodes[group], group), f"transfer.{name}.{group}")
-        _limits(nodes, name)
+
+
+def _build_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of the data, the method, the rewards and the evaluation.
+
+    Raises:
+        ConfigError: values that cannot work, alone or together, all of them.
+    """
+    from llmrl.finetuning.optimiser import Optimiser
+
+    builder = Builder(trusted=config["trusted_modules"])
+    errors = ErrorCollector()
+    settings: dict[str, Any] = {}
+    for name in ("dataset", "method", "rewards", "evaluation"):
+        with errors.collect():
+            builder.check(config[name], name)
+            settings[name] = builder.build(config[name], name)
+    with errors.collect():
+        Optimiser.check(config["llm"].get("dtype"))
+    if {"method", "dataset"} <= settings.keys() and not settings["method"].needs_replies:
+        with errors.collect():
+            settings["method"].check(settings["dataset"].prompts)
+    errors.raise_all()
+    return settings
+
+
+def _check_task(chosen: Config, builder: Builder, where: str) -> None:
+    """Raise ConfigError unless the nodes `env` and `agent` of `chosen`, at `where`, are an environment whose episodes
+    judge policies and a policy with parameters to propose."""
+    nodes = {group: _unwrapped(chosen[group], group) for group in ("env", "agent")}
+    if not hasattr(builder.locate(nodes["env"]["_target_"], f"{where}env"), "evaluator"):
+        raise ConfigError(
+            f"{where}env={nodes['env']['_target_']} is no environment of Gymnasium, and policies are judged by "
+            "episodes of such; use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
+        )
+    if agent_loop(nodes["agent"], builder) != "search":
+        raise ConfigError(
+            f"{where}agent={nodes['agent']['_target_']} has no parameters that could be proposed; use agent=linear, "
+            "tabular, mlp_policy or projection"
+        )
 
 
 def planned(config: Config, resources: RunResources | None = None) -> FinetuneParts:
@@ -189,7 +251,6 @@ def build(config: Config, resources: RunResources, run: Run | None) -> FinetuneP
     """
     from llmrl.loops.finetune import FinetuneLoop, FinetuneSettings
 
-    trusted = config["trusted_modules"]
     clients: dict[str | None, ChatClient] = {}
 
     def models(adapter: str | None) -> ChatClient:
@@ -205,11 +266,7 @@ def build(config: Config, resources: RunResources, run: Run | None) -> FinetuneP
             clients[adapter] = made
         return clients[adapter]
 
-    builder = Builder(trusted=trusted)
-    settings = {name: builder.build(config[name], name) for name in ("dataset", "method", "rewards", "evaluation")}
-    settings["method"].optimiser.check(config["llm"]["dtype"])
-    if not settings["method"].needs_replies:
-        settings["method"].check(settings["dataset"].prompts)
+    settings = _build_settings(config)
     seeds = Seeds(config["seed"])
     client = models(None)
     evaluators: list[Evaluator] = []
@@ -254,12 +311,6 @@ def _build_task(
     trusted, seeds, where = config["trusted_modules"], Seeds(config["seed"]), f"transfer.{name}." if name else ""
     nodes = {group: _unwrapped(chosen[group], group) for group in ("env", "agent")}
     builder = Builder({"seeds": seeds.child("env")}, trusted)
-    target = builder.locate(nodes["env"]["_target_"], f"{where}env")
-    if not hasattr(target, "evaluator"):
-        raise ConfigError(
-            f"{where}env={nodes['env']['_target_']} is no environment of Gymnasium, and policies are judged by "
-            "episodes of such; use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
-        )
     env = builder.build({**nodes["env"], "n_envs": 1}, f"{where}env")
     env.close()
     offered = {
@@ -270,12 +321,7 @@ def _build_task(
         "teacher": None,
     }
     agent = Builder(offered, trusted).build(nodes["agent"], f"{where}agent")
-    controller = getattr(agent, "controller", None)
-    if controller is None:
-        raise ConfigError(
-            f"{where}agent={nodes['agent']['_target_']} has no parameters that could be proposed; use agent=linear, "
-            "tabular, mlp_policy or projection"
-        )
+    controller = agent.controller
     evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
     evaluators.append(evaluator)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.core import option_files
+from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import options
@@ -149,7 +150,7 @@ def with_others(config: Config) -> dict[str, Any]:
     llm, agent = config.get("llm"), config.get("agent") or {}
     if not isinstance(llm, Mapping):
         return dict(config)
-    given = llm.get("others") or {}
+    given = checked(llm.get("others"), dict[str, dict[str, Any]] | None, "llm.others") or {}
     readers = [part for part in parts_of(agent) if "players" in part]
     if not any(part["players"] for part in readers) and not given:
         return dict(config)

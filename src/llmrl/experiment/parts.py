@@ -10,7 +10,7 @@ from typing import Any, Literal
 from llmrl.config.builder import Builder
 from llmrl.config.debugging import debugging
 from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_loop, section
-from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
@@ -26,10 +26,12 @@ from llmrl.experiment.loggers import check_loggers
 from llmrl.experiment.members import parts_of
 from llmrl.experiment.models import POLICIES, asking
 from llmrl.experiment.resources import RunResources
+from llmrl.experiment.run_lookup import parsed
 from llmrl.experiment.watched_closely import FiniteCheck, with_one_episode
 from llmrl.llms.client import ChatClient
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.config_hash import RESOLVED
 from llmrl.run.status import read_status
 
@@ -330,17 +332,29 @@ def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:
     return {"space": controller.space, "controller": controller}
 
 
+def _check_init_from(config: Config) -> None:
+    """Raise ConfigError if `agent.init_from` names a folder that is no run folder."""
+    begun = config["agent"].get("init_from")
+    if not isinstance(begun, str) or "agent.init_from" in (config.get(RESOLVED) or {}) or parsed(begun) is not None:
+        return
+    if not (Path(begun).expanduser() / CONFIG_NAME).is_file():
+        raise ConfigError(
+            f"agent.init_from={begun} is not a run folder (no {CONFIG_NAME}); give one like outputs/<name>/<run>/s0"
+        )
+
+
 def check_values(config: Config, resources: RunResources | None = None) -> None:
     """Raise ConfigError for values that cannot work, as far as this can be checked without building a part."""
     builder = Builder(trusted=config["trusted_modules"])
-    if type(config["seed"]) is not int or config["seed"] < 0:
-        raise ConfigError(f"seed={config['seed']!r}: a whole number >= 0 is needed")
-    for group in ("env", "agent", "principal", "teacher", "hardware"):
-        builder.check(config[group], group)
-    for i, node in enumerate(config.get("observers") or ()):
-        builder.check(node, f"observers[{i}]")
-    if config.get("report"):  # the config of an imported run may lack it
-        builder.check(config["report"], "report")
+    parts = {group: config[group] for group in ("env", "agent", "principal", "teacher", "hardware")}
+    parts |= {f"observers[{i}]": node for i, node in enumerate(config.get("observers") or ())}
+    parts["report"] = config.get("report") or {}  # the config of an imported run may lack it
+    errors = ErrorCollector()
+    for where, node in parts.items():
+        with errors.collect():
+            builder.check(node, where)
+    errors.raise_all()
+    _check_init_from(config)
     check_games(config["env"].get("n_envs"))
     spending_cost(config)
     check_together(config, resources or RunResources(config))

@@ -19,7 +19,7 @@ from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.societies import steps_per_second
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
-from llmrl.run.progress_bar import clock
+from llmrl.run.progress_bar import duration
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -74,7 +74,7 @@ def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> li
     return [
         (
             "time",
-            f"about {clock(env_steps / rate)} (h:min:s) on this machine, at {rate:,.0f} environment steps/s{waits}",
+            f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}",
         )
     ]
 

@@ -24,7 +24,7 @@ from llmrl.loops.design import DesignLoop
 from llmrl.loops.societies import steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
-from llmrl.run.progress_bar import clock
+from llmrl.run.progress_bar import duration
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.jobs import check_distinct, missing
 from llmrl.sweeps.launch import by_backend
@@ -184,7 +184,7 @@ def _time(
     side_by_side = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
     waits = ", and replies of language models" if any(numbers[j.digest].asks for p in packs for j in p.jobs) else ""
     took = before + longest(seconds, places or len(seconds))
-    return f"time: about {clock(took)} (h:min:s) at the speed of this machine, {side_by_side}{waits}"
+    return f"time: about {duration(took)} at the speed of this machine, {side_by_side}{waits}"
 
 
 def longest(seconds: Sequence[float], places: int) -> float:

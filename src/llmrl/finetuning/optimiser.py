@@ -49,7 +49,8 @@ class Optimiser:
             )
         return texts // self.batch
 
-    def check(self, dtype: Dtype) -> None:
+    @staticmethod
+    def check(dtype: Dtype) -> None:
         """Raise ConfigError for weights that cannot be trained in."""
         if dtype == "float16":
             raise ConfigError("llm.dtype=float16 is too coarse to train in; use bfloat16 or float32")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
 from llmrl.core.records import State
 from llmrl.run import ownership, queued, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
+from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.tensorboard_file import PATTERN
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ RESULT_EPISODES = "result_episodes"
 of the mean over their episodes."""
 PROBES_NAME = "probes.json"
 """File with the situations whose action probabilities are among the metrics."""
+CALLS_NAME = "llm_calls.jsonl"
+"""File with the requests to language models; `llmrl.llms.call_log` writes it."""
 PARTIAL_BACKUP = "backup.partial"
 RUN_KEY = "run"
 """Entry of a saved state that belongs to the run itself; the rest is the loop's."""
@@ -81,6 +85,29 @@ def saved_state(folder: Path) -> tuple[int, State]:
     if newest is None:
         raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
     return newest
+
+
+def remove_if_rejected(created: Sequence[Path], error: BaseException | None) -> None:
+    """Remove a run folder if `error` rejects the config of its run, or of a run that it needs, before anything was
+    computed: there are no metrics and no requests to a language model.
+
+    Args:
+        created: the run folder and then its parents, as far as this attempt has made them; empty if it made none.
+            Parents are removed if they are empty.
+        error: reason why the run has ended.
+    """
+    if not created or not (isinstance(error, ConfigError) or isinstance(error and error.__cause__, ConfigError)):
+        return
+    folder, *parents = created
+    if any(path.exists() and path.stat().st_size for path in (folder / METRICS_NAME, folder / CALLS_NAME)):
+        return
+    try:
+        shutil.rmtree(folder)
+        for parent in parents:
+            parent.rmdir()
+    except OSError as failure:
+        # Another process uses a parent.
+        log.debug("not all of %s is removed: %s", folder, failure)
 
 
 def set_aside(folder: Path) -> None:

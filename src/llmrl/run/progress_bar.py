@@ -202,6 +202,19 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration with its units, in the two largest that it has: `2 h 5 min`, `17 min 40 s`, `40 s`.
+
+    >>> duration(7500), duration(1060), duration(0.4)
+    ('2 h 5 min', '17 min 40 s', '0 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 EVERY_S = 0.25
 """Seconds between two changes of a line: each is a message to the browser."""
 

@@ -41,6 +41,7 @@ from llmrl.run.artifacts import (
     PARTIAL_BACKUP,
     RUN_KEY,
     SUMMARY_NAME,
+    remove_if_rejected,
     remove_leftovers,
     save_config,
     set_aside,
@@ -48,7 +49,7 @@ from llmrl.run.artifacts import (
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import write_atomic, write_json
-from llmrl.run.folder import run_folder
+from llmrl.run.folder import find_folder, run_folder
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
 from llmrl.run.progress_bar import ProgressBar
@@ -132,7 +133,9 @@ class Run:
         refuse(config)
         refuse_arguments(overrides)
         run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
-        private = bool(config.get("private", True))
+        private = config.get("private", True)
+        folder = find_folder(root, name, run.digest, overrides, seed)
+        run._created = [each for each in (folder, *folder.parents) if not each.exists()]
         run.folder = run_folder(root, name, run.digest, overrides, seed, private)
         run.checkpoint_every_s = checkpoint_every_s
         before = status.latest(run.folder, rerun)
@@ -140,7 +143,11 @@ class Run:
         again = rerun or interrupted
         if not again and run._is_finished(before):
             return run
-        made = sinks()  # before anything is moved or written
+        try:
+            made = sinks()  # before anything is moved or written
+        except BaseException as error:
+            remove_if_rejected(run._created, error)
+            raise
         run._ownership = ownership.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
         if not again and run._is_finished(
             status.latest(run.folder, rerun)
@@ -153,6 +160,7 @@ class Run:
             run._fail(error)
             run._leave_sinks()
             run._release()
+            remove_if_rejected(run._created, error)
             raise
         return run
 
@@ -174,6 +182,7 @@ class Run:
         self.processes = ProcessGroup()
         self._ownership: ownership.Ownership | None = None
         self._log_file: LogFile | None = None
+        self._created: list[Path] = []  # the folder and its parents, if this attempt made them
         self._saved: int | None = None  # iteration of the newest checkpoint
         self._last_checkpoint = self._last_safe_point = time.monotonic()
         self._saving_took = self._saving_takes = 0.0  # the last checkpoint, and what belongs to the next, seconds
@@ -242,6 +251,7 @@ class Run:
             finally:
                 self._leave_sinks()
                 self._release()
+                remove_if_rejected(self._created, error)
                 self.stop.__exit__()
         if error is None or (isinstance(error, Stopped) and error.together):
             # All wait until everything is written: a launcher may kill the other processes once one of them exits.

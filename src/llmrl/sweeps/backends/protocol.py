@@ -145,7 +145,7 @@ class Hardware:
     """
 
     backend: Backend
-    device: str
+    device: Literal["cpu", "cuda", "auto"]
     precision: Literal["highest", "high", "medium"]
     threads: PositiveInt | None
     cores: PositiveInt | None
@@ -189,7 +189,7 @@ class Hardware:
         available = torch.cuda.is_available()
         if self.device == "auto":
             return "cuda" if available else "cpu"
-        if self.device.startswith("cuda") and not available:
+        if self.device == "cuda" and not available:
             if dry:
                 return "cpu"
             raise ConfigError(
