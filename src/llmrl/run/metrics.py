@@ -25,7 +25,7 @@ import numpy as np
 
 from llmrl.core.errors import Diverged, RunFolderError
 from llmrl.core.run_context import Counter, Kind
-from llmrl.run.line_file import LineFile
+from llmrl.run.line_file import FilePosition, LineFile
 from llmrl.run.sinks.fan_out import FanOut
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
 
@@ -59,8 +59,8 @@ class MetricLog:
 
     Args:
         folder: the run folder.
-        lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or
-            0. The sinks are told what remains, so that they, too, go on as if uninterrupted.
+        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied. The
+            sinks are told what remains, so that they, too, go on as if uninterrupted.
         sinks: by the names of their options; none of their failures is one of this log.
         opening: what the sinks are told of the run; None: its folder, and no more.
 
@@ -69,15 +69,19 @@ class MetricLog:
         finite_only: whether a loss that is not finite ends the run.
 
     Raises:
-        RunFolderError: the file has fewer lines, or cannot be written.
+        RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
     def __init__(
-        self, folder: Path, lines: int = 0, sinks: Mapping[str, Sink] | None = None, opening: Opening | None = None
+        self,
+        folder: Path,
+        position: FilePosition | None = None,
+        sinks: Mapping[str, Sink] | None = None,
+        opening: Opening | None = None,
     ) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
-        self._file = LineFile(self._path, lines)
+        self._file = LineFile(self._path, position)
         kept = read_metrics(self._path)
         self._started = time.monotonic()
         self._placed: dict[str, str] = {}  # the counter of the rows of each kind
@@ -151,11 +155,8 @@ class MetricLog:
         """Seconds this run has been running: up to the resumed checkpoint, and since this attempt's start."""
         return self._elapsed + time.monotonic() - self._started
 
-    def position(self) -> int:
-        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from.
-
-        Lines rather than bytes, because how long the clock's numbers are differs from run to run.
-        """
+    def position(self) -> FilePosition:
+        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from."""
         return self._file.position()
 
     def check(self) -> None:
