@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import commands
-from experiments import comparable_metrics, comparable_state, only_run_folder, silent_run
+from experiments import comparable_metrics, only_run_folder, silent_run
+from llmrl.run.artifacts import saved_state
 from some import some
 from sweeping import until
 
@@ -88,7 +89,7 @@ def check(context, tmp_path, overrides, duration):
     assert process.exitcode == 0
     first, second = only_run_folder(whole), only_run_folder(killed)
     assert unpaid_metrics(first) == unpaid_metrics(second)
-    assert same(comparable_state(first), comparable_state(second))
+    assert same(saved_state(first)[1], saved_state(second)[1])
 
 
 @pytest.mark.slow

@@ -59,18 +59,12 @@ def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
-def comparable_state(folder: Path) -> dict:
-    """The saved state of a run, with the number of rows of metrics instead of their digest, which covers the clock."""
-    from llmrl.run.artifacts import RUN_KEY, saved_state
-
-    _, state = saved_state(folder)
-    return {**state, RUN_KEY: state[RUN_KEY]["metrics"]["lines"]}
-
-
 def position_of(path: Path) -> dict:
-    """What a checkpoint stores of a file of lines (`LineFile.position`) that ends as it is."""
+    """What a checkpoint stores of a `metrics.jsonl` that ends as it is (`MetricLog.position`)."""
+    from llmrl.run.metrics import without_clock
+
     data = path.read_bytes()
-    return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(data).hexdigest()}
+    return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(without_clock(data)).hexdigest()}
 
 
 def rows_alike(two: list[dict], one: list[dict], rel: float, abs: float = 1e-6) -> bool:

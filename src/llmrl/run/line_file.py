@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,7 +22,7 @@ class FilePosition(TypedDict):
 
     Attributes:
         lines: number of lines before it.
-        sha256: SHA-256 of these lines, hexadecimal.
+        sha256: SHA-256 of their content (see `LineFile`), hexadecimal.
     """
 
     lines: int
@@ -35,12 +35,16 @@ class LineFile:
     Args:
         path: file; it need not exist.
         position: `position()` at the resumed checkpoint, to which the file is cut; None: the file is emptied.
+        content: function from whole lines to what the digest covers of them; None: all.
 
     Raises:
         RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
-    def __init__(self, path: Path, position: FilePosition | None = None) -> None:
+    def __init__(
+        self, path: Path, position: FilePosition | None = None, content: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        self._content = content or bytes
         lines = 0 if position is None else position["lines"]
         try:
             self._file = path.open("ab")
@@ -52,7 +56,7 @@ class LineFile:
                     "or replaced. Start this run anew with rerun=true, which moves the old content aside."
                 )
             self._size = sum(len(line) + 1 for line in whole[:lines])
-            self._hash = hashlib.sha256(memoryview(data)[: self._size])
+            self._hash = hashlib.sha256(self._content(data[: self._size]))
             if position is not None and self._hash.hexdigest() != position["sha256"]:
                 raise RunFolderError(
                     f"{path} differs from what was written before the checkpoint: one of its first {lines} lines has "
@@ -80,7 +84,7 @@ class LineFile:
             raise RunFolderError(f"cannot write {self._path}: {why(self._path, error)}") from error
         self._lines += len(written)
         self._size += len(data)
-        self._hash.update(data)
+        self._hash.update(self._content(data))
 
     def position(self) -> FilePosition:
         """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from.
@@ -91,7 +95,12 @@ class LineFile:
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self.check()
-        return {"lines": self._lines, "sha256": self._hash.hexdigest()}
+        return {"lines": self._lines, "sha256": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content of all lines, hexadecimal."""
+        return self._hash.hexdigest()
 
     def check(self) -> None:
         """Raise RunFolderError if the file was removed or replaced, or has another size than was written."""
