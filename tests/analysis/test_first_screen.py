@@ -10,9 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from experiments import position_of
 from llmrl.analysis.first_screen import link, write_first_screen
 from llmrl.analysis.runs import find_runs, read_runs
-from llmrl.run.metrics import MetricLog
+from llmrl.run.metrics import FILE_NAME, MetricLog
 from llmrl.run.run import Run
 from llmrl.run.sinks.tensorboard import TensorBoard
 from tensorboard_server import Server
@@ -28,7 +29,7 @@ def write(root: Path, principal: str, seed: int, values: list[float], name: str 
             found = {"principal/objective": value, "validation/apples": 2 * value, "welfare/sum": value}
             run.metrics.log("proposal", "proposals", found, proposals=i, principal_steps=i, env_steps=10 * i)
     # The rows again, told to TensorBoard as a run with that logger does.
-    MetricLog(run.folder, len(values), {"tensorboard": TensorBoard()}).close()
+    MetricLog(run.folder, position_of(run.folder / FILE_NAME), {"tensorboard": TensorBoard()}).close()
     return run.folder
 
 

@@ -1,5 +1,6 @@
 """`llmrl.make_env` and the ids of Gymnasium: our environments for other people's code."""
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -38,7 +39,24 @@ def needs_mujoco(name):
 def same(a, b):
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
     return bool(np.array_equal(a, b))
+
+
+def played(env, observation, seed, steps=8):
+    """What `steps` steps of random legal actions show and pay, and the last observation."""
+    rng, spec, rows = np.random.default_rng(seed), env.spec, []
+    for _ in range(steps):
+        action = rng.random((spec.n_envs, spec.n_agents, spec.n_actions))
+        if spec.continuous_actions is not None:
+            action = rng.uniform(-1, 1, (spec.n_envs, spec.n_agents, spec.continuous_actions.dim))
+        else:
+            action = (action * np.asarray(observation.get("action_mask", 1))).argmax(-1)
+        step = env.step(action)
+        observation = step.observation
+        rows.append(copy.deepcopy((observation, step.reward)))
+    return rows, observation
 
 
 def test_an_environment_as_a_run_would_build_it():
@@ -46,6 +64,24 @@ def test_an_environment_as_a_run_would_build_it():
     assert (env.spec.n_envs, env.spec.horizon, env.spec.n_agents) == (3, 7, 5)
     assert env.reset(seed=1)["vector"].shape == (3, 5, 28)
     assert llmrl.make_env("escape_room").spec.n_envs == 32  # as conf/env says
+
+
+@pytest.mark.parametrize("api", ["vec", "gymnasium", "pettingzoo"])
+def test_a_deep_copy_is_refused(api):
+    env = llmrl.make_env("blackjack", n_envs=1, api=api)
+    env.reset(seed=1)
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(env)
+
+
+@pytest.mark.parametrize(("name", "options"), [*ALONE, *SEVERAL])
+def test_another_environment_with_the_same_state_is_independent(name, options):
+    needs_mujoco(name)
+    env, other = (llmrl.make_env(name, n_envs=2, **options) for _ in range(2))
+    _, observation = played(env, env.reset(seed=1), seed=0, steps=2)
+    other.load_state_dict(env.state_dict())
+    expected, _ = played(env, observation, seed=1)
+    assert same(expected, played(other, observation, seed=1)[0])
 
 
 def test_any_id_of_gymnasium():

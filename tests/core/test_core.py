@@ -41,6 +41,37 @@ def test_children_do_not_collide_with_streams_of_the_parent():
     assert len(set(drawn)) == len(drawn)
 
 
+NODES = st.tuples(
+    st.sampled_from([0, 1, 2**32, 2**32 + 1, 2**64, 2**96, 2**128 - 1]),
+    st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=5),
+)
+
+
+@given(NODES, NODES)
+def test_different_nodes_have_different_streams(one, other):
+    """Also where one path is the other with zeros at its end."""
+
+    def stream(seed, path):
+        node = Seeds(seed)
+        for name in path[:-1]:
+            node = node.child(name)
+        return node.sequence(path[-1]).generate_state(4).tolist()
+
+    assert (stream(*one) == stream(*other)) == (one == other)
+
+
+def test_indices_and_seeds_that_need_more_words_are_refused():
+    """As NumPy divides them into words, 2**32 would have the stream of 0/1, and seed 2**128 the one of 1 in seed 0."""
+    for index in (-1, 2**32):
+        with pytest.raises(ValueError, match=str(index)):
+            Seeds(0).child(index)
+        with pytest.raises(ValueError, match=str(index)):
+            Seeds(0).integer(index)
+    for seed in (-1, 2**128):
+        with pytest.raises(ValueError, match=str(seed)):
+            Seeds(seed)
+
+
 def test_no_two_replicates_of_a_sweep_draw_alike():
     """Whatever they draw, at whatever place of the tree; the first replicate is the run itself."""
     sweep = [tree for seed in range(20) for tree in Seeds(seed).replicates(16)]
@@ -67,12 +98,6 @@ def test_generators_of_equal_seeds_are_one_or_draw_alike():
     assert shared[0] is shared[1] is not shared[2]
     again = [torch.rand(1, generator=each).item() for each in shared]
     assert (again[0], again[2]) == (drawn[0], drawn[2]) and again[1] != again[0]
-
-
-def test_negative_seed_is_refused():
-    Seeds(0)
-    with pytest.raises(ValueError, match="non-negative"):
-        Seeds(-1)
 
 
 @given(st.lists(st.floats(allow_nan=True, width=32), min_size=2, max_size=2))

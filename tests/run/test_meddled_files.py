@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from experiments import only_run_folder, run
 from llmrl.core.errors import RunFolderError
 from llmrl.run.line_file import LineFile
 from llmrl.run.run import Run
@@ -66,15 +70,81 @@ def test_a_run_whose_metrics_are_gone_has_failed(tmp_path: Path, meddle: Callabl
 
 
 def test_a_file_that_nobody_touches_is_believed(tmp_path: Path) -> None:
-    lines = LineFile(tmp_path / "lines")
+    lines, positions = LineFile(tmp_path / "lines"), []
     for i in range(3):
         lines.write([str(i), "é" * i])
-        assert lines.position() == 2 * (i + 1)
+        positions.append(lines.position())
+        assert positions[-1]["lines"] == 2 * (i + 1)
+    lines.write(["lost"])
     lines.close()
-    again = LineFile(tmp_path / "lines", lines=3)
+    again = LineFile(tmp_path / "lines", positions[1])
     again.check()
+    assert again.position() == positions[1]
     again.write(["x"])
-    assert again.position() == 4
+    assert again.position()["lines"] == 5
+    assert (tmp_path / "lines").read_text() == "0\n\n1\né\nx\n"
+
+
+@settings(max_examples=50)
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), min_size=1),
+    later=st.lists(st.just("later")),
+    data=st.data(),
+)
+def test_a_changed_byte_before_the_checkpoint_is_rejected(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], later: list[str], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("changed") / "lines"
+    file = LineFile(path)
+    for line in lines:
+        file.write([line])
+    position = file.position()
+    file.write(later)
+    file.close()
+    content = path.read_bytes()
+    at = data.draw(st.integers(0, len(content) - 1))
+    changed = content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
+    path.write_bytes(changed)
+    if at < len(content) - len("later\n") * len(later):
+        with pytest.raises(RunFolderError):
+            LineFile(path, position)
+        assert path.read_bytes() == changed
+    else:
+        again = LineFile(path, position)
+        assert again.position() == position
+        again.close()
+        assert path.read_bytes() == "".join(f"{line}\n" for line in lines).encode()
+
+
+RECORDS = {
+    "metrics.jsonl": ("env=escape_room", "env.n_envs=8", "learn.env_steps=800"),
+    "training_episodes.tsv": ("env=escape_room", "env.n_envs=8", "learn.env_steps=800"),
+    "proposals.jsonl": ("env=maze", "agent=tabular", "principal=random", "search.iterations=3"),
+    "episodes.jsonl": ("env=nim", "env.n_envs=2", "agent=random", "play.episodes=4"),
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_resume_rejects_a_record_that_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    def fail(run: Run) -> None:
+        raise RuntimeError("before the end")
+
+    overrides = (*RECORDS[record], f"output_root={tmp_path}", "checkpoint_seconds=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_finish", fail)
+        with pytest.raises(RuntimeError, match="before the end"):
+            run(*overrides)
+    path = only_run_folder(tmp_path) / record
+    written = path.read_bytes()
+    digit = re.search(rb"\d", written)
+    assert digit is not None
+    path.write_bytes(written.replace(digit[0], b"%d" % (9 - int(digit[0])), 1))
+    with pytest.raises(RunFolderError, match=re.escape(record)):
+        run(*overrides)
+    path.write_bytes(written)
+    assert run(*overrides) is not None
 
 
 def test_the_folder_of_a_run_that_is_removed_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import position_of
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.plain_data import LARGEST, fitting, parse_record, read_object
@@ -306,7 +307,7 @@ def test_odd_rows_are_told_by_line_when_read_and_when_gone_on_with(tmp_path: Pat
     from llmrl.run.config_hash import config_hash
 
     store = CheckpointStore(run.folder / "checkpoints", config_hash=config_hash(CONFIG))
-    store.save(1, {"run": {"metrics_lines": rows.count(b"\n")}})
+    store.save(1, {"run": {"metrics": position_of(run.folder / FILE_NAME)}})
     with pytest.raises(RunFolderError, match=r"rerun=true|line \d"):
         opened(tmp_path / "outputs")
     with opened(tmp_path / "outputs", rerun=True) as again:

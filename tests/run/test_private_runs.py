@@ -80,7 +80,7 @@ class TestSinks:
         lines = LineFile(tmp_path / "c.jsonl")
         lines.write([json.dumps({"a": secret}), "2"])
         lines.close()
-        assert lines.position() == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{MARK}"}}\n2\n'
+        assert lines.position()["lines"] == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{MARK}"}}\n2\n'
         assert leaks(tmp_path) == []
 
     def test_log_and_its_tracebacks(self, tmp_path, secret):

@@ -14,16 +14,20 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
+from experiments import position_of
 from llmrl.core.errors import RunFolderError
+from llmrl.run.line_file import FilePosition
 from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, metric_tables, place_of, read_metrics
 from llmrl.run.sinks.sink import HyperParameters, Opening
 from llmrl.run.sinks.tensorboard import TensorBoard
 
 
-def opened(folder: Path, hyperparameters: HyperParameters | None = None, lines: int = 0) -> MetricLog:
+def opened(
+    folder: Path, hyperparameters: HyperParameters | None = None, position: FilePosition | None = None
+) -> MetricLog:
     """A log with TensorBoard's events beside it."""
     opening = Opening(folder, folder, "name", "label", hyperparameters=hyperparameters or {}, started=1.0)
-    return MetricLog(folder, lines, {"tensorboard": TensorBoard()}, opening)
+    return MetricLog(folder, position, {"tensorboard": TensorBoard()}, opening)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -107,8 +111,9 @@ def test_resumed_files_equal_uninterrupted_ones(tmp_path: Path) -> None:
     record(metrics, range(4, 7))  # lost: logged after the checkpoint, and not closed
     with (broken / FILE_NAME).open("a") as file:
         file.write('{"step": 7, "rew')  # killed in the middle of a line
-    metrics = opened(broken, {"x": 1}, lines=position)
-    assert metrics.position() == position == 4
+    metrics = opened(broken, {"x": 1}, position)
+    assert metrics.position() == position
+    assert position["lines"] == 4
     record(metrics, range(4, 10))
     metrics.close()
 
@@ -149,9 +154,11 @@ def test_texts_beside_lines_of_before_and_after_a_resume(tmp_path: Path) -> None
     metrics = opened(tmp_path)
     record(metrics, range(2))
     metrics.attach("told", told)
-    record(metrics, range(2, 5))
+    record(metrics, range(2, 3))
+    position = metrics.position()
+    record(metrics, range(3, 5))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**")]
-    metrics = opened(tmp_path, lines=3)
+    metrics = opened(tmp_path, position=position)
     metrics.attach("told", told)
     record(metrics, range(3, 7))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**"), (6, "**0.60**")]
@@ -177,7 +184,7 @@ def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert math.isnan(read_metrics(tmp_path / FILE_NAME)[0]["b"])
     own = [r.getMessage().split()[1] for r in caplog.records if r.name == "llmrl.run.metrics"]
     assert own == ["a", "b"]  # told once for each
-    opened(tmp_path, lines=position).close()
+    opened(tmp_path, position=position).close()
     assert curves(tmp_path)["a"] == live["a"] == [(0, "nan"), (1, "nan")]
 
 
@@ -204,7 +211,7 @@ def test_rows_that_would_mix_what_they_count_are_refused(
     metrics = MetricLog(tmp_path)
     metrics.log("update", "updates", {"a": 1.0, "spent/llm_calls": 1.0}, updates=1)
     for resumed in (False, True):
-        metrics = MetricLog(tmp_path, lines=1) if resumed else metrics
+        metrics = MetricLog(tmp_path, position_of(tmp_path / FILE_NAME)) if resumed else metrics
         with pytest.raises(ValueError, match=complaint):
             metrics.log(*arguments, **counters)
         assert len(numbers(tmp_path)) == 1
@@ -252,13 +259,13 @@ def test_rows_that_do_not_say_what_they_are_about_are_no_tables(tmp_path: Path) 
     with pytest.raises(RunFolderError, match="line 1 does not say"):
         metric_tables(tmp_path / FILE_NAME)
     with pytest.raises(RunFolderError, match="rerun=true"):
-        MetricLog(tmp_path, lines=1)
+        MetricLog(tmp_path, position_of(tmp_path / FILE_NAME))
 
 
 def test_file_shorter_than_the_checkpoint_says(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{}\n")
     with pytest.raises(RunFolderError, match=r"has 1 lines .* at 100.*rerun=true"):
-        MetricLog(tmp_path, lines=100)
+        MetricLog(tmp_path, {"lines": 100, "sha256": ""})
 
 
 def test_reading_leaves_out_a_line_being_written_and_names_a_broken_one(tmp_path: Path) -> None:

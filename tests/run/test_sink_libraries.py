@@ -193,12 +193,13 @@ def test_mlflow_goes_on_in_the_same_run_where_nothing_was_cut(tmp_path: Path) ->
 
     opening = Opening(tmp_path / "run", tmp_path, "game", "label", {"a": 1}, {}, started=1.0)
     opening.folder.mkdir()
-    ids = []
+    ids, position = [], None
     for begins, ends in ((0, KEPT), (KEPT, ALL)):
         sink = MLflow()
-        metrics = MetricLog(opening.folder, begins, {"mlflow": sink}, opening)
+        metrics = MetricLog(opening.folder, position, {"mlflow": sink}, opening)
         metrics.attach("said", lambda line: "text")
         sink_worker.record(metrics, range(begins, ends))
+        position = metrics.position()
         metrics.close("preempted" if ends < ALL else "finished")
         metrics.wait()
         ids.append(sink._run)

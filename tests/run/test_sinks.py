@@ -124,7 +124,7 @@ def test_a_sink_is_told_rows_texts_pictures_and_the_end(tmp_path: Path, notes: N
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resumed_run_tells_the_rows_it_kept_and_then_the_new_ones(tmp_path: Path, background: bool) -> None:
     sinks = [Notes(background), Notes(background)]
-    metrics = MetricLog(tmp_path, 0, {"notes": sinks[0]})
+    metrics = MetricLog(tmp_path, None, {"notes": sinks[0]})
     record(metrics, range(3))
     position = metrics.position()
     record(metrics, range(3, 5))  # cut when it is resumed
@@ -176,7 +176,7 @@ def test_a_sink_in_the_background_that_failed_is_opened_again_and_gets_everythin
 ) -> None:
     monkeypatch.setattr(fan_out, "AGAIN_S", 0.0)
     broken = Broken(1)
-    metrics = MetricLog(tmp_path, 0, {"broken": broken})
+    metrics = MetricLog(tmp_path, None, {"broken": broken})
     for number in range(4):
         record(metrics, range(number, number + 1))
         wait_until(lambda n=number: n in broken.numbers if n != 1 else not broken.fails_at)
@@ -195,7 +195,7 @@ def test_a_sink_that_cannot_keep_up_is_given_up_and_holds_up_nobody(
     monkeypatch.setattr(fan_out, "MOST_WAITING", 10)
     monkeypatch.setattr(fan_out, "FINISH_S", 1.0)
     stuck = Stuck("rows")
-    metrics = MetricLog(tmp_path, 0, {"stuck": stuck})
+    metrics = MetricLog(tmp_path, None, {"stuck": stuck})
     record(metrics, range(50))
     stuck.at = ""
     stuck.answer.set()
@@ -239,7 +239,7 @@ def test_no_secret_reaches_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     notes = Notes(background=False)
     config = {"a": {"b": f"uses {KEY}", "correct-horse-battery": 1}}
     opening = Opening(tmp_path, tmp_path, "n", "l", config, {"x": "correct-horse-battery"})
-    metrics = MetricLog(tmp_path, 0, {"notes": notes}, opening)
+    metrics = MetricLog(tmp_path, None, {"notes": notes}, opening)
     metrics.attach("said", lambda line: f"Bearer {KEY}")
     metrics.log("update", "updates", {"loss/correct-horse-battery": 1.0, "fine": 2.0}, updates=1)
     metrics.close("failed", {"found": f"key {KEY}"}, error=f"no access with {KEY}")

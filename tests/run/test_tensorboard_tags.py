@@ -14,7 +14,7 @@ from llmrl.run.sinks.tensorboard_tags import REPEATED, tag_of
 
 def shown(folder: Path, rows: list[dict[str, float]], kind: str = "proposal") -> dict[str, list[tuple[int, float]]]:
     opening = Opening(folder, folder, "name", "label", started=1.0)
-    metrics = MetricLog(folder, 0, {"tensorboard": TensorBoard()}, opening)
+    metrics = MetricLog(folder, None, {"tensorboard": TensorBoard()}, opening)
     for i, row in enumerate(rows, start=1):
         metrics.log(kind, "proposals", row, proposals=i)
     metrics.close()

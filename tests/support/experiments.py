@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -56,6 +57,14 @@ def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if kind in (None, row["kind"])]
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def position_of(path: Path) -> dict:
+    """What a checkpoint stores of a `metrics.jsonl` that ends as it is (`MetricLog.position`)."""
+    from llmrl.run.metrics import without_clock
+
+    data = path.read_bytes()
+    return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(without_clock(data)).hexdigest()}
 
 
 def rows_alike(two: list[dict], one: list[dict], rel: float, abs: float = 1e-6) -> bool:

@@ -69,6 +69,13 @@ def search(folder, stop_after=None, **changes):
 
 
 @pytest.mark.slow
+def test_samplers_of_different_seeds_do_not_share_trials(tmp_path):
+    """NumPy divides 2**32 + 7 into the words 7 and 1."""
+    small = search(tmp_path / "small", sampler="random", sampler_seed=7)
+    large = search(tmp_path / "large", sampler="random", sampler_seed=2**32 + 7)
+    assert not {trial.overrides[0] for trial in small} & {trial.overrides[0] for trial in large}
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_search_broken_off_anywhere_tries_what_it_would_have_tried(tmp_path, sampler):
     whole = search(tmp_path / "whole", sampler=sampler)

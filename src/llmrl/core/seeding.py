@@ -18,22 +18,33 @@ if TYPE_CHECKING:
 class Seeds:
     """A node of the seed tree: the root's seed and the path of names that leads to the node.
 
+    The seed is the entropy and the path the spawn key of `numpy.random.SeedSequence`. NumPy divides integers into words
+    of 32 bits and pads the entropy with zeros to four words if there is a spawn key. Different nodes therefore have
+    different streams if the seed fits into four words and every index of the path into one; a list as entropy, as in
+    `default_rng([seed, 1])`, would have the stream of `[seed, 1, 0]`.
+
     Raises:
-        ValueError: the seed is negative.
+        ValueError: the seed is not in [0, 2**128).
 
     >>> Seeds(0).integer("env") == Seeds(0).integer("env")
     True
     """
 
     def __init__(self, seed: int, path: tuple[int, ...] = ()) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must be a non-negative integer, got {seed}")
+        if not 0 <= seed < 2**128:
+            raise ValueError(f"seed must be an integer in [0, 2**128), got {seed}")
         self.seed = seed
         self._path = path
 
     def child(self, name: str | int) -> Seeds:
-        """Return the sub-tree called `name` (a label, or an index such as an episode number)."""
+        """Return the sub-tree called `name`: a label, or an index in [0, 2**32) such as an episode number.
+
+        Raises:
+            ValueError: the index is out of range.
+        """
         key = name if isinstance(name, int) else zlib.crc32(name.encode())
+        if not 0 <= key < 2**32:
+            raise ValueError(f"an index of a stream must be in [0, 2**32), got {name}")
         return Seeds(self.seed, (*self._path, key))
 
     def replicates(self, n: int, consecutive: bool = False) -> list[Seeds]:

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from llmrl.core.errors import EngineError, LlmrlError, short_error
 
@@ -20,16 +20,28 @@ def guarded(env: Env) -> Env:
 
     These methods then raise EngineError for every exception that is no LlmrlError. If `close` fails while another
     exception is handled, its failure is only logged.
+
+    `copy.deepcopy` of the environment raises TypeError: the methods would stay bound to the original, and games in
+    compiled code, in other processes or in views of one array cannot be copied attribute by attribute.
     """
     called = env.spec.name  # type: ignore[attr-defined]
     for name in ("reset", "step", "close"):
         setattr(env, name, _named(called, name, getattr(env, name)))
+    env.__deepcopy__ = functools.partial(_refuse_copy, called)  # type: ignore[attr-defined]
     return env
 
 
 def raised(env: str, where: str, error: BaseException) -> EngineError:
     """Return the EngineError for an exception that the environment named `env` raised in `where`, e.g. `step()`."""
     return EngineError(f"the environment {env} raised in {where}: {short_error(error)}")
+
+
+def _refuse_copy(env: str, memo: dict[int, Any]) -> NoReturn:
+    raise TypeError(
+        f"the environment {env} cannot be copied with copy.deepcopy. For an independent environment in the same state, "
+        "make another one with the same arguments and call its load_state_dict with state_dict() of this one; adapters "
+        "have both in their attribute env."
+    )
 
 
 def _named(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

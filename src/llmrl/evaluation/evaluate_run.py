@@ -84,7 +84,7 @@ def evaluate_run(run: Path, settings: EvaluationSettings, tell: Reporter) -> dic
         raise refused(error) from error
     finally:
         parts.close()
-    logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics_lines"]]
+    logged = read_metrics(run / METRICS_NAME)[: saved.state[RUN_KEY]["metrics"]["lines"]]
     return write_results(evaluation, _about(saved, plan, evaluation), found, videos, place_of(logged)) | {
         "out": str(out)
     }

@@ -144,7 +144,8 @@ class SearchLoop:
 
     def requests(self, run: RunContext) -> Requests[float]:
         """Returns the mean return of the best proposal on unseen seeds."""
-        self.log = ProposalLog(run.folder, self._restore(run))
+        self.log = ProposalLog(run.folder, None if run.restored is None else run.restored["proposals"])
+        self._restore(run)
         try:
             with run.progress(self.total_episodes, "episodes", "search", self.played["episodes"]) as progress:
                 if not self.warm:
@@ -355,17 +356,17 @@ class SearchLoop:
             "best_returns": list(self.best_returns),
             "played": dict(self.played),
             "race": None if self.race is None else self.race.state_dict(),
-            "lines": self.log.position(),
+            "proposals": self.log.position(),
             "agents": [self.agent.state_dict()],
             "principal": self.principal.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
-    def _restore(self, run: RunContext) -> int:
-        """Go back to where `run` stands; lines that `proposals.jsonl` had then."""
+    def _restore(self, run: RunContext) -> None:
+        """Go back to where `run` stands; `proposals.jsonl` has been cut to its length there."""
         state = run.restored
         if state is None:
-            return 0
+            return
         assert isinstance(self.agent, Agent)
         self.iteration, self.warm = state["iteration"], state["warm"]
         self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
@@ -376,10 +377,8 @@ class SearchLoop:
         self.principal.load_state_dict(state["principal"])
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])
-        lines = int(state["lines"])
-        for line in read_proposals(run.folder)[:lines]:
+        for line in read_proposals(run.folder):
             self._note(line)
-        return lines
 
 
 def _notes(principal: Proposer, n: int) -> list[dict[str, Any]]:

@@ -71,10 +71,12 @@ class TrainingEpisodeWriter(Observer):
     """
 
     def __init__(self, spec: EnvSpec, folder: Path, state: State | None) -> None:
-        saved = {"lines": 0, "begun": 0} if state is None else state
+        position = None if state is None else state["position"]
         told = ("return", "base_return", *spec.metrics)
-        self._file = TrainingEpisodes(folder, spec.n_envs, spec.horizon, told, saved["lines"])
-        self._begun: int = saved["begun"]  # step of every game at which all were last begun anew
+        self._file = TrainingEpisodes(folder, spec.n_envs, spec.horizon, told, position)
+        self._begun: int = (
+            0 if state is None else state["begun"]
+        )  # step of every game at which all were last begun anew
 
     def begin_anew(self, step: int) -> None:
         """Write down that all games are begun anew at `step` of each: the episodes in progress are given up."""
@@ -91,4 +93,4 @@ class TrainingEpisodeWriter(Observer):
         self._file.close()
 
     def state_dict(self) -> State:
-        return {"lines": self._file.position(), "begun": self._begun}
+        return {"position": self._file.position(), "begun": self._begun}

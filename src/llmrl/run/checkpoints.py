@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"llmrl-ck"
 _FOOTER = len(MAGIC) + hashlib.sha256().digest_size
-_FORMAT = 4
+_FORMAT = 5
 _NUMPY = "__numpy__"
 _NAME = re.compile(r"checkpoint_(\d{9})\.pt")
 

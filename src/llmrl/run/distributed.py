@@ -92,13 +92,13 @@ class Worker(Run):
         """
         self._temporary = tempfile.TemporaryDirectory(prefix=f"llmrl-process{self.processes.rank}-")
         self.folder = Path(self._temporary.name)
-        lines = 0
+        position = None
         if self.state == "resumed":
             store = CheckpointStore(folder / _CHECKPOINTS, config_hash=self.digest)
             _, self.restored = store.load(store.path(self.iteration))
-            lines = self.restored.pop(RUN_KEY)["metrics_lines"]
+            position = self.restored.pop(RUN_KEY)["metrics"]
             _mirror(folder, self.folder)
-        self.metrics = MetricLog(self.folder, lines=lines)
+        self.metrics = MetricLog(self.folder, position)
 
     def checkpoint(self, iteration: int, state: State) -> Path:
         """Nothing: the first process saves, with the state that it has as well."""

@@ -8,6 +8,7 @@ episodes/<k>/episode.gif, .mp4  the video
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ FILM = "episode/film"
 """Tag of videos in sinks."""
 FILM_COLUMN = 520
 """Width of the text column at the right of each video frame, pixels."""
+_NOTHING = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 class EpisodeFiles:
@@ -44,22 +46,23 @@ class EpisodeFiles:
         finished: lines of the finished episodes before the first unfinished one, in order; later lines wait for it.
 
     Raises:
-        RunFolderError: the files cannot be written, or are shorter than at the checkpoint.
+        RunFolderError: the files cannot be written, or are shorter than at the checkpoint or changed since.
     """
 
     def __init__(self, folder: Path, state: State | None) -> None:
         self._list, self._folder = folder / EPISODES, folder / FOLDER
         self._open: dict[int, dict[str, int]] = {}
+        self._hashes: dict[Path, hashlib._Hash] = {}  # SHA-256 of each file that still grows
         self.finished: list[dict[str, Any]] = []
         self._waiting: dict[int, tuple[dict[str, Any], float | None]] = {}
         try:
-            self._cut_back({"bytes": 0, "open": [], "waiting": []} if state is None else state)
+            self._cut_back({"list": _NOTHING, "open": [], "waiting": []} if state is None else state)
         except OSError as error:
             raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
 
     def step(self, episode: int, line: Mapping[str, Any]) -> None:
         """Append one player's step of an episode."""
-        _append(self._folder / str(episode) / REPLIES, line)
+        self._append(self._folder / str(episode) / REPLIES, line)
 
     def frame(self, episode: int, picture: np.ndarray) -> None:
         """Write the next frame of an episode's video, [height, width, 3] uint8."""
@@ -82,7 +85,8 @@ class EpisodeFiles:
             if frames and fps is not None:
                 save_video(frames, self._folder / str(k), "episode", fps)
             self._open.pop(k, None)
-            _append(self._list, line)
+            self._hashes.pop(self._folder / str(k) / REPLIES, None)
+            self._append(self._list, line)
             self.finished.append(dict(line))
 
     def film(self, episode: int) -> Path:
@@ -95,13 +99,13 @@ class EpisodeFiles:
             shutil.rmtree(self._folder / str(line["episode"]) / "frames", ignore_errors=True)
 
     def state_dict(self) -> State:
-        """Return the lengths of the files, for a checkpoint."""
+        """Return the lengths and digests of the files, for a checkpoint."""
         folders = [] if not self._folder.is_dir() else sorted(int(p.name) for p in self._folder.iterdir())
         over = {line["episode"] for line in self.finished}
         return {
-            "bytes": _size(self._list),
+            "list": self._end(self._list),
             "open": [
-                [k, _size(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
+                [k, self._end(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
                 for k in folders
                 if k not in over
             ],
@@ -109,11 +113,11 @@ class EpisodeFiles:
         }
 
     def _cut_back(self, state: State) -> None:
-        _truncate(self._list, state["bytes"])
+        self._truncate(self._list, state["list"])
         self.finished = read_lines(self._list)
         over = {line["episode"] for line in self.finished}
         self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
-        standing = {int(k): (int(size), int(frames)) for k, size, frames in state["open"]}
+        standing = {int(k): (end, int(frames)) for k, end, frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             k = int(path.name)
             if k in over:
@@ -122,14 +126,44 @@ class EpisodeFiles:
             if k not in standing:
                 shutil.rmtree(path)
                 continue
-            size, frames = standing[k]
-            _truncate(path / REPLIES, size)
+            end, frames = standing[k]
+            self._truncate(path / REPLIES, end)
             for picture in (path / "frames").glob("*.png"):
                 if int(picture.stem) >= frames:
                     picture.unlink()
             for film in path.glob("episode.*"):
                 film.unlink()
             self._open[k] = {"frames": frames}
+
+    def _end(self, path: Path) -> State:
+        size = path.stat().st_size if path.exists() else 0
+        return {"bytes": size, "sha256": self._hashes.get(path, hashlib.sha256()).hexdigest()}
+
+    def _truncate(self, path: Path, end: State) -> None:
+        """Cut a file to `end`, from `_end` at the checkpoint."""
+        data = path.read_bytes() if path.exists() else b""
+        found = hashlib.sha256(memoryview(data)[: end["bytes"]])
+        if len(data) < end["bytes"] or found.hexdigest() != end["sha256"]:
+            how = "is shorter than" if len(data) < end["bytes"] else "is not as"
+            raise RunFolderError(
+                f"{path} {how} at the checkpoint: the file has been cut, changed or replaced. Start this run anew with "
+                "rerun=true, which moves the old content aside."
+            )
+        if path.exists():
+            os.truncate(path, end["bytes"])
+        self._hashes[path] = found
+
+    def _append(self, path: Path, line: Mapping[str, Any]) -> None:
+        """Append a line in one write, so that a kill leaves at most one incomplete line."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
+        self._hashes.setdefault(path, hashlib.sha256()).update(data)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
 
 
 class KeptEpisodes:
@@ -163,29 +197,3 @@ class EpisodeVideos:
         ended, self._shown = self._files.finished[self._shown : over], over
         videos = [self._files.film(each["episode"]) for each in ended]
         return [film for film in videos if film.is_file()]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _truncate(path: Path, size: int) -> None:
-    if _size(path) < size:
-        raise RunFolderError(
-            f"{path} is shorter than at the checkpoint: the file has been cut or replaced. Start this run anew with "
-            "rerun=true, which moves the old content aside."
-        )
-    if path.exists():
-        os.truncate(path, size)
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line in one write, so that a kill leaves at most one incomplete line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    finally:
-        os.close(descriptor)

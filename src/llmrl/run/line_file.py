@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypedDict
 
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
@@ -15,33 +17,57 @@ from llmrl.core.secrets import redact
 log = logging.getLogger(__name__)
 
 
+class FilePosition(TypedDict):
+    """A place in a file to resume from, as plain data for a checkpoint.
+
+    Attributes:
+        lines: number of lines before it.
+        sha256: SHA-256 of their content (see `LineFile`), hexadecimal.
+    """
+
+    lines: int
+    sha256: str
+
+
 class LineFile:
     """A writer that appends UTF-8 lines to a file.
 
     Args:
         path: file; it need not exist.
-        lines: number of lines to which the file is cut first: `position()` at the resumed checkpoint, or 0.
+        position: `position()` at the resumed checkpoint, to which the file is cut; None: the file is emptied.
+        content: function from whole lines to what the digest covers of them; None: all.
 
     Raises:
-        RunFolderError: the file has fewer lines, or cannot be written.
+        RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
-    def __init__(self, path: Path, lines: int = 0) -> None:
+    def __init__(
+        self, path: Path, position: FilePosition | None = None, content: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        self._content = content or bytes
+        lines = 0 if position is None else position["lines"]
         try:
             self._file = path.open("ab")
-            whole = path.read_bytes().split(b"\n")[:-1]
+            data = path.read_bytes()
+            whole = data.split(b"\n")[:-1]
             if len(whole) < lines:
                 raise RunFolderError(
                     f"{path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
                     "or replaced. Start this run anew with rerun=true, which moves the old content aside."
                 )
+            self._size = sum(len(line) + 1 for line in whole[:lines])
+            self._hash = hashlib.sha256(self._content(data[: self._size]))
+            if position is not None and self._hash.hexdigest() != position["sha256"]:
+                raise RunFolderError(
+                    f"{path} differs from what was written before the checkpoint: one of its first {lines} lines has "
+                    "been changed. Start this run anew with rerun=true, which moves the old content aside."
+                )
             if len(whole) > lines:
                 log.info("%s: dropping %d lines written after the checkpoint", path, len(whole) - lines)
-            self._file.truncate(sum(len(line) + 1 for line in whole[:lines]))
+            self._file.truncate(self._size)
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
         self._lines, self._path = lines, path
-        self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, lines: Iterable[str]) -> None:
         """Append lines, given without line feeds, with secrets redacted.
@@ -58,9 +84,10 @@ class LineFile:
             raise RunFolderError(f"cannot write {self._path}: {why(self._path, error)}") from error
         self._lines += len(written)
         self._size += len(data)
+        self._hash.update(self._content(data))
 
-    def position(self) -> int:
-        """Sync the file to disk and return its number of lines, which a checkpoint stores as the place to resume from.
+    def position(self) -> FilePosition:
+        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from.
 
         Raises:
             RunFolderError: the file has been changed, see `check`.
@@ -68,7 +95,12 @@ class LineFile:
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self.check()
-        return self._lines
+        return {"lines": self._lines, "sha256": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content of all lines, hexadecimal."""
+        return self._hash.hexdigest()
 
     def check(self) -> None:
         """Raise RunFolderError if the file was removed or replaced, or has another size than was written."""

@@ -15,7 +15,6 @@ import json
 import logging
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 
 from llmrl.core.errors import Diverged, RunFolderError
 from llmrl.core.run_context import Counter, Kind
-from llmrl.run.line_file import LineFile
+from llmrl.run.line_file import FilePosition, LineFile
 from llmrl.run.sinks.fan_out import FanOut
 from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
 
@@ -59,25 +58,28 @@ class MetricLog:
 
     Args:
         folder: the run folder.
-        lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or
-            0. The sinks are told what remains, so that they, too, go on as if uninterrupted.
+        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied. The
+            sinks are told what remains, so that they, too, go on as if uninterrupted.
         sinks: by the names of their options; none of their failures is one of this log.
         opening: what the sinks are told of the run; None: its folder, and no more.
 
     Attributes:
-        digest: of all that was logged since, the clock's numbers aside.
         finite_only: whether a loss that is not finite ends the run.
 
     Raises:
-        RunFolderError: the file has fewer lines, or cannot be written.
+        RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
     def __init__(
-        self, folder: Path, lines: int = 0, sinks: Mapping[str, Sink] | None = None, opening: Opening | None = None
+        self,
+        folder: Path,
+        position: FilePosition | None = None,
+        sinks: Mapping[str, Sink] | None = None,
+        opening: Opening | None = None,
     ) -> None:
         self._path = folder / FILE_NAME
         self._not_finite: set[str] = set()
-        self._file = LineFile(self._path, lines)
+        self._file = LineFile(self._path, position, without_clock)
         kept = read_metrics(self._path)
         self._started = time.monotonic()
         self._placed: dict[str, str] = {}  # the counter of the rows of each kind
@@ -95,7 +97,6 @@ class MetricLog:
             ) from error
         self._elapsed = float(kept[-1][TIME + "elapsed_s"]) if kept else 0.0
         self._x = _x(kept[-1]) if kept else 0
-        self.digest = 0
         self.finite_only = False
         self._texts: dict[str, TextOf] = {}
         self._pictures: dict[str, PicturesOf] = {}
@@ -135,7 +136,6 @@ class MetricLog:
             raise ValueError(f"no names for metrics, but of what a row counts: {', '.join(sorted(taken))}")
         self._check(line | dict(metrics))
         line |= {name: self._finite(line[x], name, float(value)) for name, value in metrics.items()}
-        self.digest = _digest(line, self.digest)
         line[TIME + "elapsed_s"] = round(self.elapsed_s, 3)
         line[TIME + "unix"] = round(time.time(), 6)  # fine enough to tell what came before the line and what after
         self._file.write([json.dumps(line, allow_nan=False)])
@@ -151,12 +151,14 @@ class MetricLog:
         """Seconds this run has been running: up to the resumed checkpoint, and since this attempt's start."""
         return self._elapsed + time.monotonic() - self._started
 
-    def position(self) -> int:
-        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from.
-
-        Lines rather than bytes, because how long the clock's numbers are differs from run to run.
-        """
+    def position(self) -> FilePosition:
+        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from."""
         return self._file.position()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all rows without wall-clock numbers and costs, hexadecimal."""
+        return self._file.digest
 
     def check(self) -> None:
         """Raise RunFolderError if the file has been removed, replaced or changed while the run went on."""
@@ -312,9 +314,19 @@ def _x(row: Mapping[str, Any]) -> int:
     return int(row[row[X]])
 
 
-def _digest(line: Mapping[str, Any], before: int) -> int:
-    same = {name: value for name, value in line.items() if not name.startswith((TIME, SPENT))}
-    return zlib.crc32(json.dumps(same).encode(), before)
+def without_clock(lines: bytes) -> bytes:
+    """Return whole lines of a `metrics.jsonl` without what differs between equal runs: wall-clock numbers and costs.
+
+    A line that is not a JSON object stays as it is."""
+    return b"".join(map(_without_clock, lines.splitlines(keepends=True)))
+
+
+def _without_clock(line: bytes) -> bytes:
+    try:
+        row = json.loads(line)
+        return json.dumps({name: value for name, value in row.items() if not name.startswith((TIME, SPENT))}).encode()
+    except (ValueError, AttributeError, RecursionError):
+        return line
 
 
 def final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import SUMMARY_NAME, saved_state
 from llmrl.run.files import read_lines
-from llmrl.run.line_file import LineFile
+from llmrl.run.line_file import FilePosition, LineFile
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 
@@ -25,21 +25,21 @@ class ProposalLog:
 
     Args:
         folder: run folder.
-        lines: number of lines to which an existing file is cut first: `position()` at the resumed checkpoint, or 0.
+        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied.
 
     Raises:
-        RunFolderError: the file has fewer lines, or cannot be written.
+        RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
-    def __init__(self, folder: Path, lines: int = 0) -> None:
-        self._file = LineFile(folder / FILE_NAME, lines)
+    def __init__(self, folder: Path, position: FilePosition | None = None) -> None:
+        self._file = LineFile(folder / FILE_NAME, position)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line of JSON."""
         self._file.write([json.dumps(line, allow_nan=False, ensure_ascii=False)])
 
-    def position(self) -> int:
-        """Sync the file to disk and return its number of lines, which a checkpoint stores."""
+    def position(self) -> FilePosition:
+        """Sync the file to disk and return its end, which a checkpoint stores."""
         return self._file.position()
 
     def close(self) -> None:

@@ -209,12 +209,12 @@ class Run:
         self.checkpoints.clean()
         remove_leftovers(self.folder)
         newest = self.checkpoints.load_newest()
-        lines = 0
+        position = None
         if newest is not None:
             self.state = "resumed"
             self.iteration, self.restored = newest
             self._saved = self.iteration
-            lines = self.restored.pop(RUN_KEY)["metrics_lines"]
+            position = self.restored.pop(RUN_KEY)["metrics"]
         save_config(self.folder / CONFIG_NAME, self.config)
         warn_of_changed_code(self.folder, self.status.attempt, write_provenance(self.folder, self.status.attempt))
         opening = Opening(
@@ -226,7 +226,7 @@ class Run:
             hyperparameters_of(overrides, self.seed),
             started=self.status.started,
         )
-        self.metrics = MetricLog(self.folder, lines, sinks, opening)
+        self.metrics = MetricLog(self.folder, position, sinks, opening)
         self.status.write(self.folder)
         where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
         log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, self.digest)
@@ -291,7 +291,7 @@ class Run:
 
     def mark(self) -> State:
         """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
-        return {RUN_KEY: {"metrics_lines": self.metrics.position()}}
+        return {RUN_KEY: {"metrics": self.metrics.position()}}
 
     def checkpoint_due(self) -> bool:
         """Return whether to save at this safe point; call it once at each. Saves are due `checkpoint_every_s` after the

@@ -311,7 +311,7 @@ class StopFlag:
         os.write(2, f"\n{name}: {text}\n".encode())
 
 
-def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest: int) -> tuple[int | None, bool]:
+def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest: str) -> tuple[int | None, bool]:
     """Return what all processes of a run do at a safe point: the signal that stops them (None: none came), and whether
     to save. They save if any was signalled, or if `due` in the first process.
 

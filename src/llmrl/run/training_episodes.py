@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
-from llmrl.run.line_file import LineFile
+from llmrl.run.line_file import FilePosition, LineFile
 
 FILE_NAME = "training_episodes.tsv"
 PLACE = ("game", "start", "length")
@@ -36,15 +36,22 @@ class TrainingEpisodes:
         games: that are played side by side.
         horizon: most steps of an episode; None if nobody knows.
         metrics: what is told of every episode, by name.
-        lines: length to which an existing file is cut back first: `position()` at the checkpoint that is resumed, or 0.
+        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is begun.
 
     Raises:
-        RunFolderError: the file has fewer lines, or cannot be written.
+        RunFolderError: the file has other lines before `position`, or cannot be written.
     """
 
-    def __init__(self, folder: Path, games: int, horizon: int | None, metrics: Sequence[str], lines: int = 0) -> None:
-        self._file = LineFile(folder / FILE_NAME, lines)
-        if not lines:
+    def __init__(
+        self,
+        folder: Path,
+        games: int,
+        horizon: int | None,
+        metrics: Sequence[str],
+        position: FilePosition | None = None,
+    ) -> None:
+        self._file = LineFile(folder / FILE_NAME, position)
+        if position is None:
             shared = json.dumps({"games": games, "horizon": horizon})
             self._file.write([f"# {shared}", "\t".join((*PLACE, *metrics))])
 
@@ -63,8 +70,8 @@ class TrainingEpisodes:
         rows = zip(places, values, strict=True)
         self._file.write("\t".join((*map(str, place), *(f"{x:.9g}" for x in told))) for place, told in rows)
 
-    def position(self) -> int:
-        """Lines written so far, synced to disk: what a checkpoint stores as the place to resume from."""
+    def position(self) -> FilePosition:
+        """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from."""
         return self._file.position()
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from llmrl.analysis.statistics import interquartile_mean, mean
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.seeding import Seeds
 from llmrl.run.files import write_atomic
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
@@ -243,7 +244,7 @@ class Study:
         """A sampler for one trial: one that went on drawing could not be taken up by another process."""
         from optuna.samplers import RandomSampler, TPESampler
 
-        seed = int(np.random.SeedSequence([self.settings.sampler_seed, index]).generate_state(1)[0])
+        seed = Seeds(self.settings.sampler_seed).integer(index)
         if self.settings.sampler == "random":
             return RandomSampler(seed=seed)
         # Trials that run at the same time count as bad ones meanwhile, so that a batch does not try one thing twice.

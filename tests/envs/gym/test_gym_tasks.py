@@ -212,6 +212,46 @@ def test_pong_ends_when_the_ball_is_missed_and_pays_for_returns():
     assert rows[ends[0]][0][1] < 0
 
 
+def published_pong(seed, follow):
+    """One episode by the rules of the environment published with ProPS, for an agent that moves at random or, if
+    `follow`, after the ball; return its observations and rewards."""
+    source, actions = np.random.Generator(np.random.PCG64(seed)), np.random.default_rng([seed, 1])
+    mine = other = 260
+    x, y = 400, 300
+    dx, dy = int(source.choice([-5, 5])), source.uniform(-5, 5)
+    seen, rewards = [[mine + 40, x, y, dx, dy]], []
+    while len(rewards) < 1000 and 0 <= x <= 790:
+        action = (1 if np.float32(y) > mine + 40 else 0) if follow else actions.integers(3)
+        mine = min(max(mine + (-5, 5, 0)[action], 0), 520)
+        other = min(max(other + (5 if other + 40 < y else -5), 0), 520)
+        x, y = x + dx, y + dy
+        if y <= 0 or y >= 590:
+            dy = -dy
+        reward, paddle = 0, mine if dx < 0 else other
+        if (x <= 10 if dx < 0 else x >= 780) and paddle <= y <= paddle + 80:
+            reward, dx, dy = int(dx < 0), -dx, 5 * (2 * (y - paddle) / 80 - 1)
+        seen.append([mine + 40, x, y, dx, dy])
+        rewards.append(reward)
+    return np.array(seen, dtype=np.float32), rewards
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_pong_is_the_published_environment(follow):
+    for seed in range(40):
+        expected, paid = published_pong(seed, follow)
+        env, actions = gymnasium.make("llmrl/Pong-v0"), np.random.default_rng([seed, 1])
+        seen, rewards = [env.reset(seed=seed)[0]], []
+        over = False
+        while not over:
+            action = (1 if seen[-1][2] > seen[-1][0] else 0) if follow else int(actions.integers(3))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+            seen.append(observation)
+            rewards.append(reward)
+        assert rewards == paid
+        assert np.allclose(seen, expected, rtol=0, atol=1e-3)
+
+
 def test_where_the_ball_meets_the_paddle_decides_how_it_leaves():
     env = gymnasium.make("llmrl/Pong-v0").unwrapped
     env.reset(seed=0)

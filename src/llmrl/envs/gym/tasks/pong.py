@@ -38,10 +38,13 @@ _HIGH = np.array([HEIGHT - PADDLE / 2, WIDTH - BALL + BALL_SPEED, HEIGHT + BALL_
 class PongGames(ArrayGames):
     """Games of Pong on 800 x 600 pixels, y downwards; the player has the left paddle.
 
+    The rules and random numbers are those of `Pong-v0`, published with ProPS (https://github.com/props-llm).
+
     **Observation.** Middle of the player's paddle, the ball's x and y and its speed along both axes, pixels and pixels
     a step, float32.
 
-    **Action.** 0 up, 1 down, 2 stay; a paddle moves 5 pixels a step, and the opponent's moves towards the ball.
+    **Action.** 0 up, 1 down, 2 stay; a paddle moves 5 pixels a step. The opponent's moves down if its middle is
+    above the ball's upper edge, else up.
 
     **Reward.** 1 whenever the player returns the ball. Where it meets the paddle decides how steeply it leaves. A ball
     needs 308 steps for there and back, so 3 is the most in 1000 steps.
@@ -65,15 +68,16 @@ class PongGames(ArrayGames):
     def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
         self._own[chosen] = self._other[chosen] = (HEIGHT - PADDLE) / 2
         self._x[chosen], self._y[chosen] = WIDTH / 2, HEIGHT / 2
-        drawn = np.array([(source.random(), source.uniform(-BALL_SPEED, BALL_SPEED)) for source in sources])
+        drawn = np.array([(source.integers(2), source.uniform(-BALL_SPEED, BALL_SPEED)) for source in sources])
         drawn = drawn.reshape(-1, 2)
-        self._dx[chosen] = np.where(drawn[:, 0] < 0.5, -BALL_SPEED, BALL_SPEED)
+        self._dx[chosen] = np.where(drawn[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
         self._dy[chosen] = drawn[:, 1]
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         top = HEIGHT - PADDLE
         own = np.clip(self._own + _SHIFT[choices(actions, len(ACTIONS))], 0, top)
-        other = np.clip(self._other + PADDLE_SPEED * np.sign(self._y - self._other - PADDLE / 2), 0, top)
+        moved = np.where(self._other + PADDLE / 2 < self._y, PADDLE_SPEED, -PADDLE_SPEED)
+        other = np.clip(self._other + moved, 0, top)
         x, y = self._x + self._dx, self._y + self._dy
         dx, dy = self._dx, np.where((y <= 0) | (y >= HEIGHT - BALL), -self._dy, self._dy)
         returned = (dx < 0) & (x <= PADDLE_WIDTH) & (own <= y) & (y <= own + PADDLE)
