@@ -134,6 +134,16 @@ class PPO:
         advantage, target = self.estimate(rollout)
         return self.fit(rollout, advantage, target, generator, self.updaters, advice)
 
+    def min_rollout_steps(self, games: int) -> int:
+        """Return the smallest number of steps of each of `games` games with which `drop_last` leaves a minibatch."""
+        size = self.settings.minibatch_size
+        if not self.settings.drop_last or self.policy.recurrent or size is None:
+            return 1
+        fewest: int = min(agents.stop - agents.start for _, agents in self.policy.groups())
+        if self.settings.joint_ratio:
+            return -(-max(1, size // fewest) // games)
+        return -(-size // (games * fewest))
+
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
         if self.settings.scale_rewards:
