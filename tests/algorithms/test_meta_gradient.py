@@ -57,12 +57,10 @@ class Pictured(EscapeRoom):
         return observation
 
 
-def society(env, frozen=False, share=True, teacher=None, critic="own", **changes):
+def society(env, frozen=False, share=True, teacher=None, critic="own", normalize=False, **changes):
     generator = Seeds(0).torch("weights")
-    members = [
-        ActorCritic(env.spec, generator, NetworkSettings(6, [5], [], critic=critic))
-        for _ in range(1 if share else env.spec.n_agents)
-    ]
+    settings = NetworkSettings(6, [5], [], critic=critic, normalize_observations=normalize)
+    members = [ActorCritic(env.spec, generator, settings) for _ in range(1 if share else env.spec.n_agents)]
     policy = SocietyPolicy(env.spec, members, frozen)
     with torch.no_grad():  # policies that prefer something: the score function is not symmetric
         for member in policy.members:
@@ -123,6 +121,7 @@ CASES = {
     "central critics, independent, mechanism seen": {"shown": True, "critic": "central", "share": False},
     "policy gradient": {"rounds": 2, "share": False, **PG},
     "policy gradient without critic": {"rounds": 2, "share": False, "baseline": "none", **PG},
+    "observations normalized": {"rounds": 2, "share": False, "normalize": True},
     "hardly clipped": {"rounds": 2, "clip": 0.01, "max_grad_norm": 1e9},
 }
 
@@ -214,6 +213,8 @@ class FirstAction:
         {"clip_apart": True, "baseline": "none"},
         {"final_learning_rate": 1e-4, "decay_updates": 3},
         {"teacher": True},
+        {"normalize": True},
+        {"normalize": True, "share": False, "critic": "central"},
     ],
     ids=str,
 )

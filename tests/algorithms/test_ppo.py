@@ -360,6 +360,22 @@ def test_full_minibatches_alone(signal_game):
         ppo.update(rollout, Seeds(0).torch("minibatches"))
 
 
+@pytest.mark.parametrize("changes", [{}, {"share": False}, {"joint_ratio": True}], ids=str)
+@pytest.mark.parametrize("size", [1, 7, 30, 32])
+def test_the_fewest_steps_that_fill_a_minibatch(signal_game, changes, size):
+    _, ppo, collector = make(signal_game(n_envs=4), minibatch_size=size, drop_last=True, epochs=1, **changes)
+    needed = ppo.min_rollout_steps(4)
+    for steps in {needed, max(1, needed - 1)}:
+        rollout = collector.collect(steps, Seeds(1).torch("actions"))
+        if steps == needed:
+            assert ppo.update(rollout, Seeds(0).torch("minibatches"))["loss/updates"] >= 1
+        else:
+            with pytest.raises(ConfigError):
+                ppo.update(rollout, Seeds(0).torch("minibatches"))
+    _, ppo, _ = make(signal_game(n_envs=4), minibatch_size=size, **changes)
+    assert ppo.min_rollout_steps(4) == 1
+
+
 def test_teacher_is_one_more_loss(signal_game):
     env = signal_game()
     _, ppo, collector = make(env, teacher=AlwaysZero(weight=50.0))

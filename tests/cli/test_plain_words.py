@@ -153,6 +153,7 @@ def test_unforeseen_errors_are_one_message(capsys: pytest.CaptureFixture[str], m
         ("design.spending_cost=inf", "design.spending_cost=inf: input should be a finite number"),
         ("design.spending_cost=nan", "design.spending_cost=nan: input should be"),
         ("design.spending_cost=-1", "design.spending_cost=-1"),
+        ("design.spending_cost=1e308", "design.spending_cost=1e+308: input should be less than or equal to 1000000"),
         ("env.n_envs=1e9", "write 1000000000"),
         ("env.n_envs=1000000000000", "the games need about"),
         ("agent.ppo.learning_rate=inf", "learning_rate=inf: input should be a finite number"),

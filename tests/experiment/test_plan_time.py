@@ -39,3 +39,10 @@ def test_it_is_the_rate_of_steps_and_updates():
     assert len(played) >= STEPS and set(played) == {8}
     after = parts.agents[0].policy.state_dict()
     assert any((after[name] != x).any() for name, x in before.items()), "updates count, too"
+
+
+def test_the_measured_updates_have_a_full_minibatch(capsys, tmp_path):
+    """A plan plays fewer steps than an update of the run learns from, which `drop_last` needs."""
+    large = ("agent.ppo.drop_last=true", "agent.ppo.minibatch_size=4000", "env.horizon=1000")
+    run(*SMALL, *large, "dry_run=true", f"output_root={tmp_path}")
+    assert "environment steps/s" in " ".join(capsys.readouterr().out.split())

@@ -181,3 +181,43 @@ def test_options_that_are_there_are_not_complained_of(tmp_path):
     ]
     assert missing_option([*there, "--config-dir", str(tmp_path)]) is None
     assert missing_option(["env=mine"]) is not None
+
+
+TWO = ("env=escape_room", "env.n_agents=2", "env.min_at_lever=1", "env.n_envs=4")
+ALONE = ("principal=none", "learn.rollout_steps=8", "learn.env_steps=100")
+GOVERNED = ("principal=ucb", "design.candidates=1", "env.horizon=10")
+MIXED = (*ALONE, "agent=mixed")
+
+
+def frozen(*widths):
+    members = ",".join(f"{{count:1,agent:ppo,freeze:core,features:{n}}}" for n in widths)
+    return f"agent.members=[{members}]"
+
+
+def full_minibatches(size):
+    return ("agent.ppo.drop_last=true", f"agent.ppo.minibatch_size={size}")
+
+
+def member_with_full_minibatches(size):
+    return f"agent.members=[{{count:2,agent:ppo,ppo:{{drop_last:true,minibatch_size:{size}}}}}]"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused"),
+    [
+        ((*MIXED, frozen(8, 8)), (*MIXED, frozen(8, 16))),
+        ((*ALONE, *full_minibatches(64)), (*ALONE, *full_minibatches(65))),
+        (
+            (*ALONE, "agent.share_parameters=false", *full_minibatches(32)),
+            (*ALONE, "agent.share_parameters=false", *full_minibatches(33)),
+        ),
+        ((*GOVERNED, *full_minibatches(80)), (*GOVERNED, *full_minibatches(81))),
+        ((*MIXED, member_with_full_minibatches(64)), (*MIXED, member_with_full_minibatches(65))),
+    ],
+)
+def test_learners_that_cannot_use_a_rollout_are_refused_in_a_plan(tmp_path, accepted, refused):
+    """They were refused after the first rollout of the run."""
+    common = (*TWO, f"output_root={tmp_path}", "dry_run=true")
+    assert Experiment(compose(*common, *accepted), accepted).plan()
+    with pytest.raises(ConfigError):
+        Experiment(compose(*common, *refused), refused).plan()

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
+from llmrl.core.errors import ConfigError
 from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import OBJECTIVES, gini
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
 from llmrl.loops.proposal_outcomes import score
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_summaries import episode_welfare, measures, summarize_welfare
+from llmrl.rollout.episode_summaries import episode_welfare, judged, measures, summarize_welfare
 from societies import spec
 
 incomes = st.lists(st.integers(0, 800).map(lambda x: x / 8), min_size=2, max_size=9)
@@ -183,6 +184,17 @@ def test_an_outcome_tells_all_measures():
     assert {f"welfare/{name}": x for name, x in outcome.welfare.items()} == summarize_welfare(rollout.episodes)
 
 
+@pytest.mark.parametrize(
+    ("own", "cost", "spending"),
+    [(np.nan, 0.0, 0.0), (np.inf, 0.0, 0.0), (0.0, 1e308, 10.0), (1e308, 1e308, -1.0), (-np.inf, 1e308, 10.0)],
+)
+def test_an_objective_that_is_not_finite_is_an_error(own, cost, spending):
+    measured = {"mean": np.array([1.0, own]), "spending": np.array([0.0, spending])}
+    with pytest.raises(ConfigError):
+        judged(measured, OBJECTIVES["mean"], cost)
+    assert judged({"mean": measured["mean"][:1], "spending": np.zeros(1)}, OBJECTIVES["mean"], cost).tolist() == [1.0]
+
+
 GOVERNED = ("env=escape_room", "principal=fixed", "principal.contexts=[[5,0,0,0,1],[0,5,0,0,1],[0,0,5,0,1]]",
             "env.n_envs=8", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=16")  # fmt: skip
 
@@ -192,8 +204,8 @@ GOVERNED = ("env=escape_room", "principal=fixed", "principal.contexts=[[5,0,0,0,
 @pytest.mark.parametrize("cost", [0.0, 0.1])
 def test_a_principal_is_judged_on_what_was_chosen(tmp_path, objective, cost):
     """Recomputed from other numbers that the run logs: the same games are played whatever they are judged by."""
-    judged = (f"design.objective={objective}", f"design.spending_cost={cost}")
-    run(*GOVERNED, *judged, f"output_root={tmp_path}")
+    judged_on = (f"design.objective={objective}", f"design.spending_cost={cost}")
+    run(*GOVERNED, *judged_on, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     steps = comparable_metrics(folder, "proposal")
     assert len(steps) == 2
@@ -226,8 +238,8 @@ def test_learning_and_evaluating_report_it_too(tmp_path, capsys):
     row = comparable_metrics(only_run_folder(tmp_path))[-1]
     assert {name.removeprefix("welfare/") for name in row if name.startswith("welfare/")} == names
     assert row["welfare/sum"] == pytest.approx(5 * row["evaluation/base_return"]) == row["evaluation/objective"]
-    judged = ("design.objective=minimum", "design.spending_cost=0.5", "name=with_principal")
-    run(*GOVERNED, *judged, f"output_root={tmp_path}")
+    judged_on = ("design.objective=minimum", "design.spending_cost=0.5", "name=with_principal")
+    run(*GOVERNED, *judged_on, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path / "with_principal")
     evaluate([str(folder), "--episodes", "8"])
     found = json.loads((folder / "evaluation" / "results.json").read_text())["per_episode"]

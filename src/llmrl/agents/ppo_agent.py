@@ -169,6 +169,9 @@ class PPOAgent:
             self._start_from(Path(init_from), init_parts)
         self._original = copy.deepcopy(self.policy.state_dict())
 
+    def min_rollout_steps(self, games: int) -> int:
+        return 1 if self._ppo is None else self._ppo.min_rollout_steps(games)
+
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         return {} if self._ppo is None else self._ppo.update(rollout, generator)
 

@@ -37,9 +37,10 @@ class MetaGradient:
     **Inner updates** are those of `PPO`: the same code, minibatches and numbers, with `DifferentiableStep` as updater.
     Rewards depend on tau as the environment says (`Rollout.reward_jacobian`), advantages through rewards, the weights
     after a step through its advantages and the weights before it; several updates chain. What was recorded counts as
-    data: actions, states, and the log-probabilities and values the agents had while they played. The ratio to recorded
-    log-probabilities makes a later update respond to how other weights would have changed the actions it learns from,
-    though not the states. A ratio that is clipped passes no derivative on; minibatches, and a stop by KL, stay.
+    data: actions, states, their running moments (`agent.normalize_observations`), and the log-probabilities and values
+    the agents had while they played. The ratio to recorded log-probabilities makes a later update respond to how other
+    weights would have changed the actions it learns from, though not the states. A ratio that is clipped passes no
+    derivative on; minibatches, and a stop by KL, stay.
 
     **The objective** depends on the final weights and on tau. The derivative by the policy's log-probabilities is the
     score function's (`step_credits`), the rest is the cost of paying (`direct_derivative`).

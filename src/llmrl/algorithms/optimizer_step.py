@@ -42,7 +42,8 @@ class GradientAccumulation(Protocol):
     def pieces(self, batch: Batch) -> Iterable[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, at least one, each with its share of the minibatch's samples.
 
-        The shares of all processes sum to 1."""
+        The shares of all processes sum to 1. Samples of one joint action (`team_step`) are in one piece, because the
+        loss of a joint action needs the probabilities of all its agents."""
         ...
 
 

@@ -132,11 +132,17 @@ class PPO:
         """
         advice = self.begin(rollout)
         advantage, target = self.estimate(rollout)
-        metrics = self.fit(rollout, advantage, target, generator, self.updaters, advice)
-        for network, agents in self.policy.groups():
-            if isinstance(network, SeesObservations) and network.normalizes:
-                network.see(self.samples(rollout, agents))
-        return metrics
+        return self.fit(rollout, advantage, target, generator, self.updaters, advice)
+
+    def min_rollout_steps(self, games: int) -> int:
+        """Return the smallest number of steps of each of `games` games with which `drop_last` leaves a minibatch."""
+        size = self.settings.minibatch_size
+        if not self.settings.drop_last or self.policy.recurrent or size is None:
+            return 1
+        fewest: int = min(agents.stop - agents.start for _, agents in self.policy.groups())
+        if self.settings.joint_ratio:
+            return -(-max(1, size // fewest) // games)
+        return -(-size // (games * fewest))
 
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
@@ -185,14 +191,15 @@ class PPO:
     ) -> dict[str, float]:
         """Run the epochs of an update with `updaters`, one for each group, and return metrics as `update` does.
 
-        `advantage` and `target` are [T, n_envs, n_agents]; `advice` is the teacher's, [T, n_envs, n_agents, ...].
+        Networks that normalize observations then update their running moments. `advantage` and `target` are
+        [T, n_envs, n_agents]; `advice` is the teacher's, [T, n_envs, n_agents, ...].
         """
         unexplained = unexplained_variance(target.detach().flatten(), self._values(rollout.value).flatten())
         if self.settings.normalize_values:
             self.value_moments.see(target.detach().flatten().cpu())
             target = self.value_moments.normalized(target)
         records: list[Record] = []
-        for (_, agents), updater in zip(self.policy.groups(), updaters, strict=True):
+        for (network, agents), updater in zip(self.policy.groups(), updaters, strict=True):
             data = self.samples(rollout, agents)
             data |= {
                 "advantage": self.normalize_over_rollout(advantage[:, :, agents].reshape(-1), *advantage.shape[:2]),
@@ -201,6 +208,8 @@ class PPO:
             data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
             minibatches = self._minibatches(rollout, agents, data)
             records += self.epochs(updater, (minibatches.epoch(generator) for _ in range(self.settings.epochs)))
+            if isinstance(network, SeesObservations) and network.normalizes:
+                network.see(data)
         # One transfer for all minibatches.
         means = torch.stack([torch.stack([record[name] for name in OWN]) for record in records]).mean(0).tolist()
         metrics = self.report(means, len(records), float(unexplained))

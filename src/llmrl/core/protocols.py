@@ -238,6 +238,15 @@ class Agent(Protocol):
 
 
 @runtime_checkable
+class NeedsSteps(Protocol):
+    """An agent whose updates need rollouts of a minimum length."""
+
+    def min_rollout_steps(self, games: int) -> int:
+        """Return the smallest number of steps of each of `games` games that an update can learn from."""
+        ...
+
+
+@runtime_checkable
 class Teacher(Protocol):
     """A source of advice for a student policy: a loss that PPO adds to its own on every minibatch.
 

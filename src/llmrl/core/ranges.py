@@ -13,3 +13,5 @@ NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 UnitInterval = Annotated[float, Interval(ge=0, le=1)]
+SpendingCost = Annotated[float, Interval(ge=0, le=1e6)]
+"""Loss of welfare for each unit that a mechanism spends; the bound keeps objectives finite."""

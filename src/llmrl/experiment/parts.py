@@ -16,7 +16,7 @@ from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
 from llmrl.core.protocols import Agent, Controller, Proposer, Teacher, VecEnv
 from llmrl.core.ram import check_games
-from llmrl.core.ranges import NonNegativeFloat
+from llmrl.core.ranges import SpendingCost
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
@@ -318,10 +318,10 @@ def spending_cost(config: Config) -> float:
     """Return `design.spending_cost`: the loss of welfare for each unit of reward that the mechanism spends.
 
     Raises:
-        ConfigError: the value is not a finite number >= 0.
+        ConfigError: the value is not a number in [0, 1e6].
     """
     builder = Builder(trusted=config["trusted_modules"])
-    return float(builder.value(config["design"]["spending_cost"], NonNegativeFloat, "design.spending_cost"))
+    return float(builder.value(config["design"]["spending_cost"], SpendingCost, "design.spending_cost"))
 
 
 def _searched(controller: Controller, env: VecEnv) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from llmrl.loops.design_plan import DesignPlan
 from llmrl.loops.design_results import DesignResults
 from llmrl.loops.design_settings import DesignSettings, checked_horizon, confirmation_steps, differentiable_agent
 from llmrl.loops.design_trials import Trial
-from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
 from llmrl.loops.proposal_outcomes import (
     Score,
     draw_name,
@@ -96,6 +96,8 @@ class DesignLoop:
         self.differentiable = differentiable_agent(env, self.agents[0], principal, settings.adapt_rounds)
         self.collector = Collector(env, self.societies.policy, parts.device, parts.kept, observers=parts.observers)
         self.adaptation = Adaptation(self.collector, self.societies, self.horizon, settings.rollout_steps)
+        if self.adapt_rounds:
+            check_rollout_steps(self.agents, self.adaptation.pieces[0], self.societies.games)
         self.find_references = parts.known if settings.references != 0 else lambda: None
         self._brief({})
         # The progress of the run, all of it in a checkpoint.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, Proposer, VecEnv
-from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from llmrl.core.ranges import NonNegativeInt, PositiveInt, SpendingCost
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 
@@ -46,7 +46,7 @@ class DesignSettings:
     validate_episodes: PositiveInt
     reset_agents: bool
     objective: Objective | None
-    spending_cost: NonNegativeFloat = 0.0
+    spending_cost: SpendingCost = 0.0
     replicates: PositiveInt = 1
     society_seeds: Literal["own", "consecutive"] = "own"
     rollout_steps: PositiveInt | None = None

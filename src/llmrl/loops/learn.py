@@ -11,7 +11,7 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
-from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
 from llmrl.rollout.collector import Collector
@@ -68,6 +68,7 @@ class LearnLoop:
         begin = None if self.imposed is None else self.imposed.begin
         self.collector = Collector(self.env, self.agent.policy, parts.device, parts.kept, begin, parts.observers)
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
+        check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
         every = settings.trajectories_every
         self.trajectories = RolloutWriter(self.env, every) if every else None

@@ -6,14 +6,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import UsageMeter
 from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, NeedsSteps, Proposer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
 
 if TYPE_CHECKING:
     from llmrl.loops.reference_measurements import References
+
+
+def min_rollout_steps(agents: Sequence[Agent], games: int) -> int:
+    """Return the smallest number of steps of each of an agent's `games` games that all `agents` can learn from."""
+    return max((agent.min_rollout_steps(games) for agent in agents if isinstance(agent, NeedsSteps)), default=1)
+
+
+def check_rollout_steps(agents: Sequence[Agent], steps: int, games: int) -> None:
+    """Check that agents can learn from `steps` steps of each of their `games` games.
+
+    Raises:
+        ConfigError: a minibatch has more samples.
+    """
+    if steps < (needed := min_rollout_steps(agents, games)):
+        raise ConfigError(
+            f"agent.ppo.drop_last=true leaves nothing to learn from: an update has {steps} steps of {games} games for "
+            f"each society, and a minibatch (agent.ppo.minibatch_size) has the samples of {needed} steps; use more "
+            "games or steps, smaller minibatches or agent.ppo.drop_last=false"
+        )
 
 
 @dataclass(frozen=True)

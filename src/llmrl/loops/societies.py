@@ -15,10 +15,11 @@ from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.loops.compute_requests import DifferentiableUpdate, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.loops.executor import serve
+from llmrl.loops.loop_parts import min_rollout_steps
 from llmrl.rollout.collector import Collector
 
 STEPS = 50
-"""Steps of every game that `steps_per_second` times."""
+"""Steps of every game that `steps_per_second` times, if an update can learn from so few."""
 _FIRST = 5
 """Steps before them, in which libraries make ready."""
 
@@ -195,6 +196,8 @@ def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
     vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
     nodes = [seeds] * societies.candidates
 
+    needed = min_rollout_steps(societies.agents, societies.games)
+
     def rehearsal(steps: int) -> Requests[float]:
         begun = time.perf_counter()
         rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
@@ -202,5 +205,6 @@ def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
             yield societies.learn(rollout, nodes)
         return time.perf_counter() - begun
 
-    serve(rehearsal(_FIRST))
-    return STEPS * spec.n_envs / serve(rehearsal(STEPS))
+    serve(rehearsal(max(_FIRST, needed)))
+    steps = max(STEPS, needed)
+    return steps * spec.n_envs / serve(rehearsal(steps))

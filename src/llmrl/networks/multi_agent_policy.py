@@ -42,6 +42,11 @@ class SocietyPolicy(nn.Module):
         seats = list(spec.seats or range(spec.n_agents))
         self.register_buffer("identity", torch.eye(spec.n_players)[seats], persistent=False)
 
+    @property
+    def frozen_features(self) -> int | None:
+        """Width of the features that rollouts hold instead of observations; None if the cores are trained."""
+        return self.members[0].n_features if self.core_frozen else None  # type: ignore[return-value]
+
     def groups(self) -> list[tuple[ActorCritic, slice]]:
         """Return each network with its agents, as a slice of the agent axis."""
         if len(self.members) == 1:

@@ -55,9 +55,21 @@ def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_
 
 
 def judged(found: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
-    """Return `episode_welfare` for computed `measures`."""
+    """Return `episode_welfare` for computed `measures`.
+
+    Raises:
+        ConfigError: the objective of an episode is not a finite number.
+    """
     scores: np.ndarray = found[objective.name]
-    return scores - spending_cost * found["spending"] if spending_cost else scores
+    if spending_cost:
+        with np.errstate(over="ignore", invalid="ignore"):  # such scores are refused below
+            scores = scores - spending_cost * found["spending"]
+    if not np.isfinite(scores).all():
+        raise ConfigError(
+            f"the objective of an episode is {scores[~np.isfinite(scores)][0]} and must be a finite number; its parts "
+            f"are design.objective={objective.name}, design.spending_cost={spending_cost:g} and the episode's rewards"
+        )
+    return scores
 
 
 def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:

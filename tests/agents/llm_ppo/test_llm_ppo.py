@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from corridor import Corridor
 from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
 from llmrl.agents.llm_ppo.reference_kl import adapters_off
 from llmrl.core.errors import CheckpointError, ConfigError, Diverged, LLMError
 from llmrl.core.processes import ProcessGroup
+from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.causal_scorer import CausalScorer
@@ -116,6 +119,60 @@ def test_a_gradient_is_the_same_in_pieces(folders):
         found.append(torch.cat([p.grad.flatten() for p in agent.policy.parameters() if p.grad is not None]))
     assert found[0].abs().max() > 0
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def team_rollout(players):
+    """A rollout of games with equal and different prompts, after which the probabilities of actions have moved."""
+    draws, shape = np.random.default_rng(0), (4, 4, players)
+    texts = np.array([f"Goal of the agent: go east \n Observation: {'on ' * i}" for i in range(6)], dtype=object)
+    action = torch.from_numpy(draws.integers(2, size=shape))
+    log_prob = torch.from_numpy(draws.normal(np.log(0.5), 0.3, size=shape)).float()
+    value, reward, after = (torch.from_numpy(draws.normal(size=shape)).float() for _ in range(3))
+    ended = torch.zeros(shape[:2], dtype=torch.bool)
+    prompts = TextArray.of(texts[draws.integers(len(texts), size=shape)])
+    return Rollout(
+        {"prompt": prompts}, None, action, log_prob, value, reward, reward, ended, ended, ended, after, {}, []
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("piece_tokens", [200, 1])
+def test_the_ratio_of_joint_actions_does_not_depend_on_pieces(folders, piece_tokens):
+    env = type("", (), {"spec": replace(Corridor(4).spec, n_agents=3)})
+    teams = replace(PPO, joint_ratio=True, minibatch_size=24)
+    found = []
+    for tokens in (100_000, piece_tokens):
+        agent = make_agent(folders, env, ppo=teams, piece_tokens=tokens)
+        found.append(agent.update(team_rollout(3), Seeds(0).torch("minibatches")))
+        found[-1].pop("language/tokens")
+    assert found[0]["loss/kl"] > 0.01
+    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 400))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pieces_hold_whole_joint_actions(folders, seed, players, piece_tokens):
+    draws = np.random.default_rng(seed)
+    network = make_agent(folders, Corridor(4), piece_tokens=piece_tokens).policy.network
+    n = 7 * players
+    texts = [f"go {'far ' * int(k)}" for k in draws.integers(6, size=n)]
+    order = torch.from_numpy(draws.permutation(n))
+    batch = {"prompt": TextArray.of(texts), "action": torch.arange(n)}
+    if players > 1:
+        batch["team_step"] = (torch.arange(n) // players)[order]
+    seen = []
+    for piece, share in network.pieces(batch):
+        assert share == len(piece["action"]) / n
+        seen += piece["action"].tolist()
+        if players > 1:
+            actions, numbers = piece["action"], piece["team_step"]
+            assert numbers.bincount().tolist() == [players] * (len(numbers) // players)
+            for number in numbers.unique():
+                assert batch["team_step"][actions[numbers == number]].unique().numel() == 1
+        prompts, places = piece["prompt"].distinct()
+        numbers = piece.get("team_step", torch.arange(len(places)))
+        read = {frozenset(places[numbers == number].tolist()) for number in numbers.tolist()}
+        assert len(read) == 1 or len(prompts) * max(network.scorer.lengths(prompts)) <= piece_tokens
+    assert sorted(seen) == list(range(n))
 
 
 def test_values_are_regressed_state_by_state(folders):

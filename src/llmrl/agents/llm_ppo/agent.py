@@ -124,6 +124,9 @@ class LanguagePPOAgent:
         anchor = ReferenceKL(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
         self._ppo = PPO(self.policy, ppo, anchor) if self.learns else None
 
+    def min_rollout_steps(self, games: int) -> int:
+        return 1 if self._ppo is None else self._ppo.min_rollout_steps(games)
+
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """One update by PPO; `language/tokens`: positions the model computed since the last one."""
         if self._ppo is None:

@@ -38,7 +38,8 @@ class LanguageNetworkSettings:
         head_hidden: hidden widths of the heads.
         head_activation: activation between the heads' layers.
         precision: precision of the model's computation; `bfloat16` is autocast with unchanged weights.
-        piece_tokens: most prompt tokens in one piece of a minibatch, padding included; longer prompts run alone.
+        piece_tokens: most prompt tokens in one piece of a minibatch, padding included; longer prompts, and joint
+            actions with more, run alone.
     """
 
     channel: str
@@ -140,23 +141,36 @@ class LanguageActorCritic(nn.Module):
         return logits, self.critic(state).squeeze(-1)
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
-        """Yield this process's pieces of a minibatch, of prompts of similar length with at most `piece_tokens` tokens,
-        each with its share of the samples."""
+        """Yield this process's pieces of a minibatch, each with its share of the samples.
+
+        A piece has whole joint actions (`team_step`; without it every sample is one) with prompts of similar length and
+        at most `piece_tokens` tokens; a joint action with more is in a piece of its own.
+        """
         n, world = len(batch["action"]), self.processes.world_size
         prompts, places = batch[self.channel].distinct()
         lengths = self.scorer.lengths(prompts)
-        groups: list[list[int]] = []
+        joint = batch.get("team_step", torch.arange(n)).to(places.device)
+        read: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
+        for number, place in zip(joint.tolist(), places.tolist(), strict=True):
+            read[number].add(place)
+        # Joint actions with the same prompts are in one piece, so that each prompt is computed as rarely as possible.
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for number, found in enumerate(read):
+            alike.setdefault(tuple(sorted(found, key=lambda i: (-lengths[i], i))), []).append(number)
+        groups: list[tuple[set[int], list[int]]] = []
         # Every process makes the same groups and computes each `world`-th; the budget gives each process some.
         budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
-        for i in sorted(range(len(prompts)), key=lambda i: (-lengths[i], i)):
-            if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= budget:
-                groups[-1].append(i)
-            else:
-                groups.append([i])
+        longest = 0
+        for chosen in sorted(alike, key=lambda chosen: [(-lengths[i], i) for i in chosen]):
+            if not groups or len(groups[-1][0] | set(chosen)) * longest > budget:
+                groups.append((set(), []))
+                longest = lengths[chosen[0]]
+            groups[-1][0].update(chosen)
+            groups[-1][1].extend(alike[chosen])
         own = groups[self.processes.rank :: world]
-        for group in own:
-            chosen = torch.isin(places, torch.tensor(group, device=places.device)).nonzero().squeeze(1)
-            yield _picked(batch, chosen), len(chosen) / n
+        for _, numbers in own:
+            rows = torch.isin(joint, torch.tensor(numbers, device=joint.device)).nonzero().squeeze(1)
+            yield _picked(batch, rows), len(rows) / n
         # At least one piece; with sharded weights, as many as any process has.
         for _ in range(-(-len(groups) // world) - len(own) if self.divided else not own):
             yield _picked(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
@@ -177,7 +191,11 @@ class LanguageActorCritic(nn.Module):
 
 
 def _picked(batch: Batch, chosen: torch.Tensor) -> Batch:
-    return {name: x[chosen.to(x.device)] for name, x in batch.items()}
+    """Return some samples of a minibatch, with joint actions numbered from 0."""
+    picked = {name: x[chosen.to(x.device)] for name, x in batch.items()}
+    if "team_step" in picked:
+        picked["team_step"] = picked["team_step"].unique(return_inverse=True)[1]
+    return picked
 
 
 def _head(

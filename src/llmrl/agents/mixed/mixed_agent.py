@@ -11,7 +11,7 @@ import torch
 from llmrl.agents.mixed.mixed_policy import MixedPolicy, Seated, rollout_of
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.part_factory import PartFactory
-from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, Teacher
+from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, NeedsSteps, Teacher
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout
@@ -99,17 +99,23 @@ class MixedAgent:
         seated = zip(self._names, self.agents, self._seats, strict=True)
         self.policy = MixedPolicy([Seated(name, agent.policy, seats) for name, agent, seats in seated], spec.n_agents)
         self.kinds: Mapping[str, tuple[int, ...]] = dict(zip(self._names, self._seats, strict=True))
-        frozen = [getattr(agent.policy, "core_frozen", False) for agent in self.agents if agent.learns]
-        if any(frozen) and not all(frozen):
+        learners = {name: agent for name, agent in zip(self._names, self.agents, strict=True) if agent.learns}
+        widths = {name: getattr(agent.policy, "frozen_features", None) for name, agent in learners.items()}
+        if len(set(widths.values())) > 1:
             raise ConfigError(
-                "agent=mixed: of some learners the core is frozen and of others it is not, and a rollout keeps either "
-                "features or observations; set agent.members[i].freeze alike"
+                "agent=mixed: a rollout has the observations of all learners, or the features of all their frozen "
+                "cores in one width, and these widths are "
+                + ", ".join(f"{name} {width or '(not frozen)'}" for name, width in widths.items())
+                + "; set agent.members[i].freeze and agent.members[i].features alike"
             )
 
     @property
     def carried(self) -> tuple[str, ...]:
         """What any kind takes from an episode to the next one of the same game."""
         return tuple(dict.fromkeys(what for agent in self.agents for what in getattr(agent, "carried", ())))
+
+    def min_rollout_steps(self, games: int) -> int:
+        return max((a.min_rollout_steps(games) for a in self.agents if isinstance(a, NeedsSteps)), default=1)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Let every kind that learns do so, one after the other; return their metrics as `<kind>/<metric>`."""
