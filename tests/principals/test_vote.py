@@ -46,6 +46,19 @@ class Citizens(Echo):
         return replies
 
 
+class Unusable(Echo):
+    """Answer every query with an option that does not exist and whose name quotes the fault of a nomination."""
+
+    def __init__(self):
+        super().__init__(parallel=False)
+        self.requests, self.repairs = [], []
+
+    def complete(self, requests):
+        self.requests += requests
+        self.repairs += [(r.purpose, r.messages[-1]["content"]) for r in requests if len(r.messages) > 1]
+        return [ChatReply('{"choice": "must be from", "choices": ["must be from"]}') for _ in requests]
+
+
 def numbers(value):
     names = EscapeRoom(Seeds(0), n_envs=1).spec.mechanism.names
     return {"reasoning": "x"} | dict.fromkeys(names, value)
@@ -157,8 +170,27 @@ class TestVotes:
         spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
         proposer = principal(Citizens(lambda who: {}, largest), spec=spec)
         proposer.brief(Briefing(7, 1, 1, 1, True))
-        text = proposer._ballot(0, None, proposer._named([spec.mechanism.neutral])).messages[0]["content"]
+        text = proposer._ballot(0, None, proposer._named([spec.mechanism.neutral])).text
         assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
+
+    def test_repair_prompt_belongs_to_query(self):
+        """A malformed nomination or vote is corrected in the terms of its own query, also after a resume."""
+        llm = Unusable()
+        proposer = principal(llm)
+        for _ in range(2):
+            told(proposer, proposer.ask(0)[0], [0.0] * 5)
+        checkpoint = proposer.state_dict()
+        for purpose, repair in llm.repairs:
+            assert ("lever_0" in repair) == (purpose == "nomination") == ("option_1" not in repair)
+        assert {purpose for purpose, _ in llm.repairs} == {"nomination", "vote"}
+        requests = []
+        restored = principal(llm)
+        restored.load_state_dict(checkpoint)
+        for each in (proposer, restored):
+            before = len(llm.requests)
+            each.ask(0)
+            requests.append([(request.messages, request.schema) for request in llm.requests[before:]])
+        assert requests[0] == requests[1]
 
     @pytest.mark.parametrize("options", [{"voters": 6}, {"nominations": 6}])
     def test_more_than_there_are(self, options):

@@ -15,6 +15,8 @@ from llmrl.analysis.runs import RunRecord
 
 RECOMMENDATION, ONLINE = "recommendation", "online_performance"
 """Keys of the scores in `summary.json`, each the mean over contexts."""
+RECOMMENDATION_ERROR = "recommendation_standard_error"
+"""Key of the standard error of the first."""
 ANYTIME = "recommendation/objective"
 """Metric of the recommendation from the first measurements of a run, over the counter `measurements`."""
 ANYTIME_ERROR = "recommendation/standard_error"

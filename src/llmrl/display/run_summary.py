@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from llmrl.analysis.principal_scores import RECOMMENDATION, SCORES_NOTE
+from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
 from llmrl.analysis.reference_lines import LINES
 from llmrl.core.plain_data import read_object
 from llmrl.display.console import near, print_rows, terminal
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
 
+SCORES = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE)
+"""Keys of a summary that `objective_rows` shows in words."""
 _LINES = {**LINES, "last_proposals": "mean of the last proposals", "recommendation": "recommendation"}
 """Levels of each context in a summary's `references`, in the order of the table, and their display names."""
 
@@ -94,7 +96,12 @@ def print_summary(run: Run) -> None:
         console.print(table)
         print_carried(console, measured["carried"])
     table = Table(title=f"{run.folder.parent.parent.name}, {run.folder.name}", show_header=False, min_width=70)
+    if history:
+        for row in objective_rows(run.summary):
+            table.add_row(*row)
     for name, value in run.summary.items():
+        if name in SCORES and history:
+            continue
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
     console.print(table)
@@ -128,7 +135,7 @@ def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None
 
 
 def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print the recommendation of each context, and the two scores of a run with a principal."""
+    """Print the recommendation of each context."""
     rows = summary["recommendations"]
     table = Table(title="Recommendations" if len(rows) > 1 else "Recommendation")
     contextual = [] if rows[0]["context"] is None else ["context"]
@@ -139,19 +146,28 @@ def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
         table.add_row(*cells, str(row["evaluations"]))
     console.print(table)
-    online = summary["online_performance"]
+
+
+def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the objective of a run with a principal at each stage of selection, as (name, value) rows.
+
+    The highest of many noisy measurements and the mean of the measurements that selected a vector are biased upward;
+    the evaluation of the recommendation on fresh seeds is not.
+    """
+    recommendations = summary["recommendations"]
+    highest = max(row["objective"] for row in (*summary["history"], *summary["confirmations"]))
+    rows = [("highest single measurement", f"{highest:,.4g} (of {summary['measurements']}, biased upward)")]
+    if all(row["measurements"] for row in recommendations):
+        mean = sum(row["measured"] for row in recommendations) / len(recommendations)
+        n = sum(row["measurements"] for row in recommendations)
+        rows.append(("recommendation, measurements", f"{mean:,.4g} (mean of {n} that selected it, biased upward)"))
     if RECOMMENDATION in summary:
-        console.print(
-            f"Recommendation {summary[RECOMMENDATION]:,.4g} (the result); online performance {online:,.4g}. "
-            f"{SCORES_NOTE}",
-            soft_wrap=True,
-        )
-    else:
-        console.print(
-            f"Online performance {online:,.4g} (the result): mean objective of the last fifth of the proposals. The "
-            "recommendation was not evaluated (design.evaluations=0).",
-            soft_wrap=True,
-        )
+        error = summary[RECOMMENDATION_ERROR]
+        value = f"{summary[RECOMMENDATION]:,.4g}" + ("" if error is None else f" ± {error:.3g} (s.e.)")
+        rows.append(("recommendation, evaluation on fresh seeds", f"{value}: the result"))
+    online = f"{summary[ONLINE]:,.4g} (mean of the last fifth of the proposals)"
+    unevaluated = "" if RECOMMENDATION in summary else ": the result, because design.evaluations=0"
+    return [*rows, ("online performance", online + unevaluated)]
 
 
 def print_carried(console: Console, carried: Sequence[str]) -> None:

@@ -113,14 +113,16 @@ class DesignResults:
     def _recommendations(self, evaluations: dict[Context, VectorEvaluation]) -> list[dict[str, Any]]:
         """Return the rows of `recommendations`, one a context, best first."""
         rows = []
+        estimates = self.history.estimates
         for context, vector in self.recommendations[self.history.measurements].items():
-            evaluation = evaluations.get(context)
+            evaluation, n = evaluations.get(context), estimates.count(vector, context)
             row = {
                 "objective": None if evaluation is None else evaluation.mean,
                 "standard_error": None if evaluation is None else evaluation.standard_error,
                 "evaluations": 0 if evaluation is None else len(evaluation.values),
                 "values": [] if evaluation is None else list(evaluation.values),
-                "measurements": self.history.estimates.count(vector, context),
+                "measurements": n,
+                "measured": estimates.of(vector, context).value if n else None,
             }
             rows.append((self._value(vector, context), self.history.describe(vector, context) | row))
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply, json_schema
-from llmrl.llms.structured_query import Query, StructuredQuery
+from llmrl.llms.structured_query import StructuredQuery
 from llmrl.principals.ballots import approved, counted, vote_schema
 from llmrl.principals.llm_mechanism import numbers_model
 
@@ -77,7 +78,7 @@ class VotePrincipal:
                 raise ConfigError(f"principal.{name}={n}: env={spec.name} has only {spec.n_agents} agents")
         self.spec, self.space, self.llm, self.seeds = spec, spec.proposals, llm, seeds
         self.nominate, self.nominations, self.rule = nominate, nominations, rule
-        self.voters, self.memory = voters or spec.n_agents, memory
+        self.voters, self.memory, self.repair_turns = voters or spec.n_agents, memory, repair_turns
         self.prompts = PromptFamily("principal", FOLDER, prompt_folder)
         self.briefing: Briefing | None = None
         self.records: list[dict[str, Any]] = []
@@ -85,14 +86,19 @@ class VotePrincipal:
         self.last: dict[str, float] = {}
         self.totals = {"abstentions": 0, "kept": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
-            llm, "nomination", self._nomination, self._repaired, json_schema(numbers_model(self.space)), repair_turns
+            llm,
+            "nomination",
+            self._nomination,
+            self._repair_nomination,
+            json_schema(numbers_model(self.space)),
+            repair_turns,
         )
-        self.voter: StructuredQuery[list[int]] = StructuredQuery(
-            llm, "vote", self._vote, self._repaired, None, repair_turns
-        )
-        self._options: list[str] = []
-        self._ballot(0, None, self._named([self.space.neutral]))  # faults in prompts are found before the run
+        self.voter = self._vote_query(["option_1"])
+        # Render every prompt once, so that faults in prompts are found before the run.
+        self._ballot(0, None, self._named([self.space.neutral]))
         self._nominated(0, None)
+        self.voter.repair("-")
+        self.nominator.repair("-")
 
     def brief(self, briefing: Briefing) -> None:
         """Store the facts about the run."""
@@ -106,10 +112,11 @@ class VotePrincipal:
         found = [holds, *self._nominees(own, name)]
         ballot = np.array(list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(found)).tolist())))
         ballot = ballot[own.numpy("order").permutation(len(ballot))]
-        self._options = [f"option_{i + 1}" for i in range(len(ballot))]
         options = self._named(list(ballot), holds)
-        questions = [self._ballot(agent, name, options) for agent in range(self.voters)]
-        votes = self.voter.ask(questions)
+        voter = self._vote_query([option["name"] for option in options])
+        voter.load_state_dict(self.voter.state_dict())
+        self.voter = voter
+        votes = voter.ask([self._ballot(agent, name, options) for agent in range(self.voters)])
         tally = counted(votes, len(ballot))
         winners = np.flatnonzero(tally == tally.max())
         kept = [i for i in winners.tolist() if np.array_equal(ballot[i], self.space.rounded(holds[None])[0])]
@@ -154,12 +161,12 @@ class VotePrincipal:
         row = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
         before, self.records = self.records, [row] * middle
         options = self._named([vector] * (self.nominations + 1))
-        ballot = estimate_tokens(str(self._ballot(0, None, options).messages[0]["content"]))
+        ballot = estimate_tokens(self._ballot(0, None, options).text)
         proposal = estimate_tokens(self._nominated(0, None).text)
         self.records = before
         asked = self.nominations if self.nominate == "citizens" else 0
         calls = steps * (self.voters + asked)
-        most = calls * (1 + self.voter.repair_turns)
+        most = calls * (1 + self.repair_turns)
         return CallEstimate(calls, most, steps * (self.voters * ballot + asked * proposal), calls * REPLY_TOKENS)
 
     def state_dict(self) -> State:
@@ -204,12 +211,21 @@ class VotePrincipal:
             for i, vector in enumerate(vectors)
         ]
 
-    def _ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Query:
-        names = [option["name"] for option in options]
+    def _vote_query(self, options: Sequence[str]) -> StructuredQuery[list[int]]:
+        """Return the query for votes on `options`, whose parser, repair prompt and schema depend on them."""
         approval = self.rule == "approval"
-        prompt = self.prompts.render("_ballot", options=options, approval=approval, **self._told(agent, context))
-        messages = ({"role": "user", "content": prompt.text},)
-        return Query(messages, prompt.name, prompt.hash, vote_schema(names, approval))
+        return StructuredQuery(
+            self.llm,
+            "vote",
+            partial(self._vote, options),
+            partial(self._repair_vote, options),
+            vote_schema(options, approval),
+            self.repair_turns,
+        )
+
+    def _ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
+        approval = self.rule == "approval"
+        return self.prompts.render("_ballot", options=options, approval=approval, **self._told(agent, context))
 
     def _nominated(self, agent: int, context: str | None) -> Prompt:
         return self.prompts.render("_nomination", **self._told(agent, context))
@@ -249,13 +265,14 @@ class VotePrincipal:
             raise InvalidReply(f"{wrong.name} must be from {wrong.low:g} to {wrong.high:g}")
         return vector
 
-    def _vote(self, reply: ChatReply) -> list[int]:
+    def _vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
         if self.rule == "approval":
-            return approved(reply.text, self._options, reply.cut)
-        return [parse_answer(reply.text, ChoiceParser(self._options), reply.cut).answer]
+            return approved(reply.text, options, reply.cut)
+        return [parse_answer(reply.text, ChoiceParser(options), reply.cut).answer]
 
-    def _repaired(self, fault: str) -> Prompt:
-        if self._options and "must be from" not in fault:
-            approval = self.rule == "approval"
-            return self.prompts.render("_repair_vote", fault=fault, options=self._options, approval=approval)
+    def _repair_vote(self, options: Sequence[str], fault: str) -> Prompt:
+        approval = self.rule == "approval"
+        return self.prompts.render("_repair_vote", fault=fault, options=options, approval=approval)
+
+    def _repair_nomination(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)

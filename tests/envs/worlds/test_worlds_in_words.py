@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from pettingzoo.classic import rps_v2
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.agents.llm_player.agent import LLMPlayer
+from llmrl.algorithms.advantages import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.envs.pettingzoo.vec_env import PettingZooEnv
 from llmrl.experiment.parts import build_parts
@@ -70,6 +73,76 @@ def test_players_are_asked_in_their_turns_alone():
     assert len(rollout.episodes) == 3 and len(model.requests) == steps == 3 * 7
     legal = [json.loads(request.messages[-1]["content"]).get("legal_actions", ()) for request in model.requests]
     assert all(len(each) != 1 for each in legal)
+
+
+def cumulative_rewards(actions):
+    """Return what PettingZoo's own loop gives each player of rock-paper-scissors before each of its turns, and at the
+    end, for the actions of all turns in their order."""
+    env, rewards, turns = rps_v2.env(), {"player_0": [], "player_1": []}, iter(actions)
+    env.reset(seed=0)
+    for agent in env.agent_iter():
+        _, reward, terminated, truncated, _ = env.last()
+        rewards[agent].append(reward)
+        env.step(None if terminated or truncated else next(turns))
+    return rewards
+
+
+def rock_paper_scissors(**options):
+    return PettingZooEnv(Seeds(0), "pettingzoo.classic.rps_v2:env", n_envs=1, **options)
+
+
+class TestRewardsOfTurns:
+    def test_observation_shows_rewards_since_the_last_one_of_the_same_player(self):
+        rng, actions = np.random.default_rng(0), []
+
+        def answer(messages):
+            actions.append(int(rng.integers(3)))
+            return reply(str(actions[-1]))
+
+        env, model = rock_paper_scissors(), Model(answer)
+        player = LLMPlayer(env.spec, ChatClient(model), None)
+        collector = Collector(env, player.policy, "cpu")
+        collector.reset(1)
+        [episode] = collector.collect(30, Seeds(0).torch("actions"), learn=False, restart=False).episodes
+        expected = cumulative_rewards(actions)
+        assert any(expected["player_0"]) and any(expected["player_1"])
+        for agent, name in enumerate(expected):
+            turns = [json.loads(request.messages[-1]["content"]) for request in model.requests]
+            turns = [turn for turn in turns if turn["observation"]["you"] == name]
+            assert [turn.get("reward", 0) for turn in turns] == expected[name][:-1]
+            assert ["start" in turn for turn in turns] == [True] + [False] * 14
+            assert episode.returns[agent] == sum(expected[name])
+            assert turns[-1]["return"] == sum(expected[name][:-1])
+        assert "since your last observation" in model.requests[0].messages[0]["content"]
+
+    def test_payments_add_up_between_observations(self):
+        env, rng = rock_paper_scissors(tax=True), np.random.default_rng(1)
+        env.set_mechanism([0.5])
+        seen, actions, shown = env.reset(seed=0), [], {"player_0": [], "player_1": []}
+        for turn in range(30):
+            agent = turn % 2
+            told = json.loads(seen["text"][0, agent])
+            shown[told["you"]].append(told.get("last_reward", {"before_payments": 0, "payments": 0}))
+            actions.append(int(rng.integers(3)))
+            seen = env.step(np.full((1, 2), actions[-1])).observation
+        for name, rewards in cumulative_rewards(actions).items():
+            assert [each["before_payments"] for each in shown[name]] == rewards[:-1]
+            # The winner of 1 keeps 0.75, and the loser gets 0.25.
+            assert [each["payments"] for each in shown[name]] == [-0.25 * reward for reward in rewards[:-1]]
+
+    def test_return_of_an_action_has_the_rewards_of_its_player(self):
+        """Rewards that arise in another player's turn count for the player who gets them, from its own action on."""
+        parts = build_parts(compose("env=pettingzoo", "env.id=pettingzoo.classic.rps_v2:env", "env.n_envs=1"), None)
+        collector = Collector(parts.env, parts.agents[0].policy, "cpu")
+        collector.reset(0)
+        rollout = collector.collect(30, Seeds(0).torch("actions"))
+        zeros, ended = torch.zeros_like(rollout.reward), rollout.terminated | rollout.truncated
+        to_go = generalized_advantages(rollout.reward, zeros, zeros, ended[..., None].expand_as(zeros), 1.0, 1.0)
+        actions = [int(rollout.action[t, 0, t % 2]) for t in range(30)]
+        for agent, rewards in enumerate(cumulative_rewards(actions).values()):
+            remaining = np.cumsum(rewards[:0:-1])[::-1]
+            assert to_go[agent::2, 0, agent].tolist() == remaining.tolist()
+        parts.close()
 
 
 def test_the_last_square_is_no_choice():

@@ -33,9 +33,9 @@ class PlayerConversation:
         pictures: the newest frames of the episode as data URLs, oldest first; the last one shows the present.
         action: the last one; None before the first of an episode.
         steps, total: steps of the episode, and the sum of their rewards; NaN as soon as one of them is not known.
-        reward: of the last step; None before the first.
+        reward: sum of the rewards since the last observation, or since the episode began; None without a step since.
         since: steps since the last answer.
-        last_episode: what became of the one before, until the first step of this one; empty if nobody knows.
+        last_episode: result of the previous episode, until the first observation of this one; empty if unknown.
         decided: how many answers there have been in the episode.
         shown_from: the first of them that is still shown.
         replaced: the last decision, in words, where it was made without a usable reply; "" where the reply counted.
@@ -78,10 +78,12 @@ class PlayerConversation:
     def add_observation(self, observation: str | None, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
         """Take in what is observed now, in words where it is told in words, and what of the rest is to be shown."""
         frame: dict[str, Any] = {} if observation is None else {"observation": embedded(observation)}
-        if self.steps == 0:
+        # Where players take turns, the first observation may come after the first step.
+        if self.decided == 0 and not self.frames:
             frame["start"] = True
             if "last_episode" in show and self.last_episode:
                 frame["last_episode"] = self.last_episode
+            self.last_episode = {}
         if "step" in show:
             frame["step"] = self.steps
         if "reward" in show and self.reward is not None and not math.isnan(self.reward):
@@ -91,6 +93,7 @@ class PlayerConversation:
         if "legal_actions" in show and legal is not None:
             frame["legal_actions"] = list(legal)
         self.frames.append(frame)
+        self.reward = None
 
     def add_frame(self, picture: str, keep: int) -> None:
         """Take in a frame of what is to be seen now; the newest `keep` are kept."""
@@ -139,9 +142,8 @@ class PlayerConversation:
         self.decided += 1
 
     def add_reward(self, reward: float) -> None:
-        """What the last action led to; NaN: nobody knows."""
-        self.last_episode = {}
-        self.reward = reward
+        """Add the reward of a step; NaN: unknown."""
+        self.reward = reward if self.reward is None else self.reward + reward
         self.total += reward
         self.steps += 1
         self.since += 1

@@ -171,7 +171,8 @@ class WorldTexts:
             agent: the agent.
             seen, info: its observation and info.
             values: the mechanism's values, [d]; None: there is no mechanism.
-            rewards: reward of the last step before and after the mechanism; None before the first step.
+            rewards: sum of the agent's rewards since its last observation, before and after the mechanism; None before
+                the first step.
         """
         text = self._describers[agent].describe(self._views[agent].picked(seen), info)
         said = embedded(text)
@@ -195,7 +196,8 @@ _FIELDS = (
     ("mechanism", "the numbers that are set now"),
     (
         "last_reward",
-        "what your last reward was made of. before_payments: what the game paid; payments: what was added or taken",
+        "the sum of your rewards since your last observation, in two parts. before_payments: what the game paid; "
+        "payments: what was added or taken",
     ),
 )
 

@@ -41,8 +41,10 @@ class PettingZooEnv(ReplayableEnv):
     **Action.** One of the largest number of actions of any agent; or several numbers, which are clipped to the agent's
     bounds. Numbers that an agent does not have are ignored.
 
-    **Reward.** The world's own: of an `AECEnv`, what each agent got in that turn. 0 for agents that have died. A world
-    with a mechanism of its own may say in infos what a reward was before it (`base_reward`).
+    **Reward.** The world's own: of an `AECEnv`, what each agent got in that turn. 0 for agents that have died. The
+    rewards of an agent from its turn to its next one add up to the cumulative reward that `AECEnv.last` returns there,
+    and the text of the next turn contains this sum. A world with a mechanism of its own may say in infos what a reward
+    was before it (`base_reward`).
 
     **Mechanism.** The world's own (`declarations.mechanism_of`), or a tax around its rewards (`tax`).
 
@@ -130,7 +132,9 @@ class PettingZooEnv(ReplayableEnv):
                 RewardTax.rule if tax else "",
                 trust,
             )
-        self._last = np.zeros((n_envs, len(self._shared.agents), 2))  # rewards of the last step, before and after
+        # Rewards of the last step before the mechanism, and since each agent's last observation before and after it.
+        self._base_reward = np.zeros((n_envs, len(self._shared.agents)))
+        self._cumulative = np.zeros((n_envs, len(self._shared.agents), 2))
         self.spec = self._describe(called, shortest, space, deterministic, factory.ends)
 
     def _begins_alike(self, name: str) -> bool:
@@ -180,13 +184,15 @@ class PettingZooEnv(ReplayableEnv):
             if self._own is not None:
                 self.games[i].impose(self._values[i])
             self.games[i].reset(int(self._seeds[i]))
-        self._last[chosen] = 0.0
+        self._base_reward[chosen], self._cumulative[chosen] = 0.0, 0.0
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
         """Advance the games that are `playing` [n_envs]; return rewards after the mechanism, [n_envs, n_agents]."""
         actions = self._shared.actions(action, self.games, playing, self.clip_actions)
+        observing = np.array([[agent in game.deciding for agent in game.agents] for game in self.games])
+        self._cumulative[observing & playing[:, None]] = 0.0
         reward = np.zeros((len(self.games), len(self._shared.agents)))
-        self._last[playing] = 0.0
+        base = np.zeros_like(reward)
         for i in np.flatnonzero(playing).tolist():
             game = self.games[i]
             if self._own is not None:
@@ -194,17 +200,18 @@ class PettingZooEnv(ReplayableEnv):
             game.step(actions[i])
             for j, agent in enumerate(self._shared.agents):
                 reward[i, j] = game.rewards.get(agent, 0.0)
-                self._last[i, j] = game.told.get(agent, {}).get("base_reward", reward[i, j]), reward[i, j]
+                base[i, j] = game.told.get(agent, {}).get("base_reward", reward[i, j])
             self._terminated[i], self._truncated[i] = game.terminated, game.truncated
-        check_rewards(self.spec.name, reward.ravel(), np.repeat(self._length, reward.shape[1]))
-        check_rewards(self.spec.name, self._last.ravel(), np.repeat(self._length, 2 * reward.shape[1]))
+        for each in (reward, base):
+            check_rewards(self.spec.name, each.ravel(), np.repeat(self._length, each.shape[1]))
         if self._tax is not None:
             present = np.array([[agent in game.present for agent in game.agents] for game in self.games])
             events = SocietyEvents(reward.astype(np.float32), None, present & playing[:, None])
             values = self._values.astype(np.float32)
             self._settled = self._tax.settle(events, values)
-            reward = self._settled.reward(values)
-            self._last[playing, :, 0], self._last[playing, :, 1] = events.raw[playing], reward[playing]
+            base, reward = events.raw, self._settled.reward(values)
+        self._base_reward = base * playing[:, None]
+        self._cumulative[playing] += np.stack((base, reward), -1)[playing]
         return reward
 
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
@@ -214,7 +221,7 @@ class PettingZooEnv(ReplayableEnv):
         return Step(
             observation=self._observe(),
             reward=reward.astype(np.float32),
-            base_reward=(self._last[..., 0] * playing[:, None]).astype(np.float32),
+            base_reward=self._base_reward.astype(np.float32),
             terminated=self._terminated.copy(),
             truncated=self._truncated.copy(),
             info=info,
@@ -239,13 +246,13 @@ class PettingZooEnv(ReplayableEnv):
     def _told(self, texts: WorldTexts) -> LazyTextArray:
         # Games replace these in a step, and change none of them.
         kept = [(game.seen, game.infos, game.deciding, game.steps) for game in self.games]
-        values, last, agents = self._values, self._last.copy(), self._shared.agents
+        values, cumulative, agents = self._values, self._cumulative.copy(), self._shared.agents
 
         def tell(game: int, agent: int) -> str:
             name, (seen, infos, deciding, steps) = agents[agent], kept[game]
             if name not in deciding:
                 return ""
-            before, after = last[game, agent].tolist()
+            before, after = cumulative[game, agent].tolist()
             imposed = values[game] if values.shape[1] else None
             return texts.told(name, seen[name], infos.get(name, {}), imposed, (before, after) if steps else None)
 

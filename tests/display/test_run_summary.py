@@ -1,0 +1,59 @@
+"""The closing tables of a run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from llmrl.display.run_summary import print_summary
+
+
+def measurement(objective, fee):
+    return {
+        "step": 1,
+        "objective": objective,
+        "standard_error": 1.0,
+        "mechanism": {"fee": fee},
+        "context": None,
+    }
+
+
+def closing_table(capsys, folder, evaluated):
+    """Return the rows of the last table that is printed of a run, by their name.
+
+    A search measured 130 once and the recommended vector at 70; its confirmation measured 86, and its evaluation 92."""
+    recommendation = {
+        "mechanism": {"fee": 1.0},
+        "context": None,
+        "objective": 92.0 if evaluated else None,
+        "standard_error": 4.0 if evaluated else None,
+        "evaluations": 8 if evaluated else 0,
+        "measurements": 2,
+        "measured": 78.0,
+    }
+    scores = {"recommendation": 92.0, "recommendation_standard_error": 4.0} if evaluated else {}
+    summary = {
+        **scores,
+        "online_performance": 61.5,
+        "proposals": 2,
+        "confirmed": 1,
+        "measurements": 3,
+        "recommendations": [recommendation],
+        "history": [measurement(130.0, 2.0), measurement(70.0, 1.0)],
+        "confirmations": [measurement(86.0, 1.0)],
+    }
+    print_summary(SimpleNamespace(folder=folder, summary=summary, result=None, config={"loggers": {}}))
+    table = capsys.readouterr().out.rpartition("┌")[2]
+    cells = [[cell.strip() for cell in line.split("│")] for line in table.splitlines() if line.startswith("│")]
+    return {name: value for _, name, value, _ in cells}
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_values_of_the_objective_differ_in_words(capsys, tmp_path, evaluated):
+    rows = closing_table(capsys, tmp_path, evaluated)
+    values = {value.split()[0]: name for name, value in rows.items()}
+    highest, measured, online = values["130"], values["78"], values["61.5"]
+    assert "highest" in highest and "measurements" in measured and "online" in online
+    assert all("biased upward" in rows[name] for name in (highest, measured))
+    [result] = [name for name, value in rows.items() if "the result" in value]
+    assert result == (values["92"] if evaluated else online)
+    assert not {"recommendation", "recommendation standard error"} & set(rows)
