@@ -38,7 +38,6 @@ EXCLUDED: tuple[str, ...] = (
     # How a language model is asked, not what it is or what it answers.
     "llm.cache",
     "llm.cache_dir",
-    "llm.failures",
     "llm.retry",
     "llm.limits",
     "llm.budget",
