@@ -10,9 +10,9 @@ import venv
 import zipfile
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 
+import llmrl.conf
 from cluster import NoClusterError, cluster
 
 ROOT = Path(__file__).parents[1]
