@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench mutants matrix docs clean
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt Makefile
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]'

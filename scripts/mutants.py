@@ -23,7 +23,7 @@ from llmrl.analysis.statistics import proportion
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
-COPIED = ("src", "tests", "conf", "docs", "examples", "scripts", "pyproject.toml", "setup.py", "README.md")
+COPIED = ("src", "tests", "conf", "docs", "examples", "scripts", "pyproject.toml", "README.md")
 SOURCE = "src/llmrl/"
 TARGETS: dict[str, tuple[list[str], list[str]]] = {
     "advantages": (

@@ -55,7 +55,7 @@ def test_every_instruction_is_one_and_the_stages_follow_each_other() -> None:
 
 def test_files_that_are_copied_are_there_and_sent_to_the_builder() -> None:
     copied = {name for text in of("COPY", 0) for name in text.split()[:-1]}
-    assert copied == {"pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE", "src", "conf"}
+    assert copied == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "src", "conf"}
     assert all((ROOT / name).exists() for name in copied)
     rules = [line for line in IGNORES.read_text().splitlines() if line and not line.startswith("#")]
     assert rules[0] == "*" and {rule[1:] for rule in rules if rule.startswith("!")} == copied

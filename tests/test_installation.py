@@ -10,9 +10,9 @@ import venv
 import zipfile
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 
+import llmrl.conf
 from cluster import NoClusterError, cluster
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def wheel(tmp_path_factory):
 @pytest.mark.slow
 def test_wheel_holds_every_config_and_prompt(wheel):
     packed = set(zipfile.ZipFile(wheel).namelist())
-    assert Path(llmrl.conf.__file__).parent == ROOT / "conf"
+    assert Path(llmrl.conf.__file__).resolve().parent == ROOT / "conf"
     files = [path for path in (ROOT / "conf").rglob("*") if path.suffix in (".yaml", ".json")]
     configs = {f"llmrl/conf/{path.relative_to(ROOT / 'conf').as_posix()}" for path in files}
     sources = {
@@ -76,6 +76,35 @@ def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
         for record in (cwd / "outputs" / hardware).rglob("provenance.json"):
             # Not the checkout's code: a wheel has no revision.
             assert json.loads(record.read_text())["attempts"][0]["code"] is None
+
+
+@pytest.mark.slow
+def test_an_editable_installation_is_imported_beside_the_clone(tmp_path):
+    """`git clone <repository> llmrl`: in the folder of that command, `llmrl` is also the name of a folder."""
+    clone = tmp_path / "llmrl"
+    for name in ("src", "conf"):
+        shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.glob("*"):
+        if path.name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
+            shutil.copy(path, clone)
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = tmp_path / "env" / "lib" / version / "site-packages"
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
+    install += ["--no-build-isolation", "--editable", clone]
+    done = subprocess.run(install, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    program = "import llmrl, llmrl.conf; llmrl.make_env; print(llmrl.__file__, llmrl.conf.__file__)"
+    for cwd in (tmp_path, clone, clone / "src"):
+        found = subprocess.run(
+            [python, "-c", program], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        )
+        assert found.returncode == 0, f"in {cwd}: {found.stderr}"
+        package, conf = (Path(word).resolve() for word in found.stdout.split())
+        assert package == clone / "src" / "llmrl" / "__init__.py" and conf == clone / "conf" / "__init__.py"
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrl
+import llmrl.conf
 from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import (

@@ -7,11 +7,11 @@ import re
 import sys
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import llmrl.conf
 from llmrl.config.trust_options import only_typed, shell_keys, trusted_by
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import gymnasium
-import llmrl.conf
 import numpy as np
 import pytest
 
+import llmrl.conf
 from experiments import compose, only_run_folder, run, search_in
 from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_llm

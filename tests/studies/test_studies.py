@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 import yaml
 from hydra import compose as hydra_compose
@@ -17,6 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+import llmrl.conf
 from llmrl.analysis.groups import tasks_of
 from llmrl.analysis.runs import RunRecord
 from llmrl.config.suggestions import missing_option

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 import yaml
 
+import llmrl.conf
 from llmrl.config.treatments import studies
 from llmrl.experiment.composition import plain
 from llmrl.experiment.experiment import Experiment

@@ -5,10 +5,10 @@ import re
 import shlex
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 import yaml
 
+import llmrl.conf
 from experiments import compose, only_run_folder, run
 from llmrl.agents.ppo_agent import PPOAgent
 from llmrl.agents.teacher_agent import TeacherAgent

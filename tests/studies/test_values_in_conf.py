@@ -7,10 +7,10 @@ treatment: in a mapping, in rows, in a `match`, or behind a comparison.
 import ast
 from pathlib import Path
 
-import llmrl.conf
 import pytest
 
 import llmrl
+import llmrl.conf
 from llmrl.config.treatments import studies, treatments
 
 SRC = Path(llmrl.__file__).parents[1]

@@ -36,7 +36,7 @@ machine). `unreadable`: a record is damaged or of a newer llmrl."""
 UNFINISHED: tuple[State, ...] = ("failed", "stopped", "preempted", "budget_exhausted", "cancelled", "lost")
 """States in which nobody works on a run and the same command would go on with it."""
 
-_NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "__pycache__"}
+_NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
 _TAIL_BYTES = 16_384
 _LISTED = 12
 """Runs that an error names."""

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrl.config.trust_options import named_code
 from llmrl.core.errors import ConfigError
+from llmrl.core.module_sources import collect
+from llmrl.core.secrets import redact
+from llmrl.run.config_hash import without_excluded
+from llmrl.run.source_copies import KEY as SOURCES
 
 _SUBSTRATE = "llmrl.envs.substrates.substrate_env"
 _WITH_TABLE = "llmrl.teachers.teacher_factory.offline_teacher"
@@ -21,10 +26,11 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
 
     `prompts_digest` (the user's own prompts), `adapter_digest` (adapter of a local model), `table_digest` (plan table
     from a file), `text_digest` (game texts from files), `personas_digest` (who players are, from files), `map_digest`
-    (map and pictures of a society's games, if they are files or depend on what is installed).
+    (map and pictures of a society's games, if they are files or depend on what is installed), `sources_digest`
+    (modules outside llmrl that parts come from; `llmrl.core.module_sources`).
 
     Raises:
-        ConfigError: a file is missing, or has changed since the run was submitted.
+        ConfigError: a file is missing, has changed since the run was submitted, or is a module that holds a secret.
     """
     digests: dict[str, str] = {}
     for key, (what, where, find) in _OUTSIDE.items():
@@ -38,12 +44,34 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
                 f"{what.format(', '.join(places))} changed since this run was submitted; repeat its command, which "
                 "makes a new run"
             )
+    if only is None and (digest := _sources_digest(config)):
+        digests[SOURCES] = digest
     return {**config, **digests}
+
+
+def _sources_digest(config: dict[str, Any]) -> str:
+    """Return the digest of the modules outside llmrl that the parts of a config come from; empty without any.
+
+    Raises:
+        ConfigError: they have changed since the run was submitted, or hold a secret, which would be copied.
+    """
+    names = sorted(set(named_code(without_excluded(config))))
+    sources = collect(names)
+    for path, content in sources.files.items():
+        text = content.decode("utf-8", "replace")
+        if redact(text) != text:
+            raise ConfigError(f"{path} holds a secret, and is copied into run folders: read it from the environment")
+    if config.get(SOURCES, sources.digest) != sources.digest:
+        raise ConfigError(
+            f"{', '.join(sources.files) or ', '.join(names)} changed since this run was submitted; repeat its command, "
+            "which makes a new run"
+        )
+    return sources.digest
 
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config as it was before `with_digests`."""
-    return {key: value for key, value in config.items() if key not in _OUTSIDE}
+    return {key: value for key, value in config.items() if key not in (*_OUTSIDE, SOURCES)}
 
 
 def _prompts(config: dict[str, Any]) -> list[str]:

@@ -108,7 +108,7 @@ def check_known(config: Mapping[str, Any], whose: str) -> None:
         ConfigError: it names other code; which, and what to type.
     """
     trust = Trust(tuple(config[KEY]))
-    strange = trust.outside(_named(config))
+    strange = trust.outside(named_code(config))
     for name in strange:
         if is_nobodys(name):
             raise ConfigError(f"{whose}: {name} {trust.refusal(name)}")
@@ -121,7 +121,7 @@ def check_known(config: Mapping[str, Any], whose: str) -> None:
         )
 
 
-def _named(node: Any) -> Iterator[str]:
+def named_code(node: Any) -> Iterator[str]:
     """Dotted names of the code that a config names."""
     if isinstance(node, Mapping):
         target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
@@ -132,10 +132,10 @@ def _named(node: Any) -> Iterator[str]:
         if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
             yield text
         for value in node.values():
-            yield from _named(value)
+            yield from named_code(value)
     elif isinstance(node, list | tuple):
         for value in node:
-            yield from _named(value)
+            yield from named_code(value)
 
 
 def guard_hydra() -> None:

@@ -18,6 +18,7 @@ from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
 from llmrl.run.artifacts import RESULTS_NAME, SUMMARY_NAME
+from llmrl.run.source_copies import changed_sources
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -41,6 +42,10 @@ def print_skipped(run: Run) -> None:
     result = "" if run.result is None else f" (result {run.result:.4g})"
     console = terminal()
     console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    if changed := changed_sources(run.folder):
+        console.print(
+            f"Changed since, in comments, docstrings or layout only: {', '.join(changed)}", soft_wrap=True, markup=False
+        )
     print_validity_warning(console, record(run.folder / SUMMARY_NAME))
     configs = (run.config, _recorded(run.folder))
     wanted, made = (config.get("play", {}).get("videos", 0) for config in configs)

@@ -71,6 +71,7 @@ def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     from llmrl.experiment.run_lookup import run_folder_of
     from llmrl.experiment.run_references import unresolved
     from llmrl.run.artifacts import read_config
+    from llmrl.run.source_copies import changed_sources
 
     typed = {_key(each): each for each in rest if "=" in each and not each.startswith("--")}
     root = typed.get("output_root", "output_root=outputs").partition("=")[2].strip("'\"")
@@ -96,6 +97,8 @@ def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
             f"what was typed for {folder} composes no config any more ({error}); type what it should be: "
             f"{shlex.join(before)}"
         ) from error
+    if changed := changed_sources(folder):
+        sys.stderr.write(f"{command}: changed since that run, and used as they are now: {', '.join(changed)}\n")
     chosen = {key for key in typed if "." not in key}
     old = {key: value for key, value in unresolved(saved).items() if not key.endswith("_digest")}
     pins = [

@@ -21,6 +21,7 @@ from llmrl.experiment.models import asking
 from llmrl.experiment.parts import loop_kind
 from llmrl.experiment.unused_sections import JUDGED
 from llmrl.run.config_hash import EXCLUDED, RESOLVED
+from llmrl.run.source_copies import KEY as SOURCES
 from llmrl.sweeps.backends.protocol import Hardware
 from llmrl.sweeps.machine import Machine
 
@@ -54,7 +55,7 @@ LEARNING_NUMBERS = (
 
 _OF_A_ROW = (
     *(key for key in EXCLUDED if "." not in key and key != "observers"),
-    *("principal", "llm", "prompts_digest", "adapter_digest", RESOLVED),
+    *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES, RESOLVED),
 )
 """Keys that may differ, but for what a process has once (`batched_runs.alike`): each row has its own proposer,
 language model, folder and seeds."""

@@ -14,6 +14,7 @@ from llmrl.run import ownership, queued, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
+from llmrl.run.source_copies import FOLDER as SOURCES
 from llmrl.run.tensorboard_file import PATTERN
 
 log = logging.getLogger(__name__)
@@ -122,8 +123,8 @@ def set_aside(folder: Path) -> None:
         if path.name not in (ownership.FILE_NAME, queued.FILE_NAME, PARTIAL_BACKUP)
         and not path.name.startswith(("backup_", "."))
     ]
-    if all(path.name == CONFIG_NAME for path in content) and not partial.exists():
-        return  # there is nothing, or only the config that a launcher wrote
+    if all(path.name in (CONFIG_NAME, SOURCES) for path in content) and not partial.exists():
+        return  # there is nothing, or only the config and the sources that a launcher wrote
     partial.mkdir(exist_ok=True)
     # The status goes last: while it is there, a finished run still counts as finished.
     for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):

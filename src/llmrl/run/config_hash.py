@@ -38,7 +38,6 @@ EXCLUDED: tuple[str, ...] = (
     # How a language model is asked, not what it is or what it answers.
     "llm.cache",
     "llm.cache_dir",
-    "llm.failures",
     "llm.retry",
     "llm.limits",
     "llm.budget",
@@ -69,13 +68,13 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """
     resolved = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
     named = {name for key in resolved for name in (key, f"{key}_seed")}
-    kept = _kept({key: value for key, value in config.items() if key != RESOLVED}, leave_out=named)
+    kept = without_excluded({key: value for key, value in config.items() if key != RESOLVED}, leave_out=named)
     kept |= {RESOLVED: resolved} if resolved else {}
     text = json.dumps(_canonical(kept, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def _kept(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
+def without_excluded(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
     """Return `config` without the `EXCLUDED` keys and the keys in `leave_out`."""
     kept = {}
     for key, value in config.items():
@@ -83,7 +82,7 @@ def _kept(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str
         # Keys that are excluded for the chosen model are excluded for further models, too.
         like = _OTHER_MODEL.sub("llm.", path)
         if like not in EXCLUDED and path not in leave_out:
-            kept[str(key)] = _kept(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
+            kept[str(key)] = without_excluded(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
     return kept
 
 

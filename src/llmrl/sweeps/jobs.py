@@ -22,6 +22,7 @@ from llmrl.run.folder import run_folder, split_overrides
 from llmrl.run.folder_names import named
 from llmrl.run.provenance import code_digest
 from llmrl.run.queued import Queued, cancelled_by, read_queued
+from llmrl.run.source_copies import save_sources, sources_of
 from llmrl.run.status import PrerequisiteRecord, read_status
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack, name_of
 
@@ -135,6 +136,7 @@ def take_on(
     )
     if not (folder / CONFIG_NAME).exists():
         save_config(folder / CONFIG_NAME, c)
+    save_sources(folder, sources_of(c))
     queued.write(folder)
     return queued
 

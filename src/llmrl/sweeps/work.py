@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from llmrl.core.terminal import guard_terminal
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
 from llmrl.run.queued import read_queued
+from llmrl.run.source_copies import import_from, sources_of
 from llmrl.run.status import Status, read_status
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class JobWork:
         folder: run folder.
         environment: environment variables to set.
         key: runs with equal keys may be computed as one batch if they share a process; None: not in a batch.
+        sources: files of the user's modules as they were at submission (`run.source_copies`).
     """
 
     task: Task
@@ -44,6 +46,10 @@ class JobWork:
     folder: Path
     environment: dict[str, str]
     key: str | None = None
+    sources: Mapping[str, bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", sources_of(self.config))
 
     def __call__(self) -> float | None:
         """Prepare the process, compute the run and return its result.
@@ -55,11 +61,13 @@ class JobWork:
         self.prepare()
         return self.compute(self.task)
 
-    def prepare(self) -> None:
-        """Set up the process: environment variables, a safe terminal output, and modes of new files."""
+    def prepare(self, others: Sequence[JobWork] = ()) -> None:
+        """Set up the process: environment variables, a safe terminal output, modes of new files, and imports of the
+        user's modules as they were at submission; also of those of `others`, which share the process."""
         os.environ.update(self.environment)
         guard_terminal()
         keep_private(self.config.get("private", True))
+        import_from({path: x for work in (*others, self) for path, x in work.sources.items()}, self.folder)
 
     def end(self, task: Task) -> RowEnd:
         """Compute the run by `task` in a prepared process; return how it ended. Exceptions become exit codes."""
@@ -155,7 +163,7 @@ class PackWork:
     def __call__(self) -> list[RowEnd]:
         """Compute the runs; return the end of each, in order. A single run is computed by its own task."""
         first = self.works[0]
-        first.prepare()
+        first.prepare(self.works[1:])
         return [first.end(first.task)] if len(self.works) == 1 else self.task_rows(self.works)
 
 

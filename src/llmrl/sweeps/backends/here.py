@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,11 +89,12 @@ def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFla
 
 @contextmanager
 def _restored(environment: os._Environ[str]) -> Iterator[None]:
-    """Variables set for one run are not those of the next."""
-    before = dict(environment)
+    """Restore variables and finders of modules that are set for one run."""
+    before, finders = dict(environment), list(sys.meta_path)
     try:
         yield
     finally:
         for name in environment.keys() - before.keys():
             del environment[name]
         environment.update(before)
+        sys.meta_path[:] = finders
