@@ -18,8 +18,8 @@ PIECES = ("parts", "numbers")
 
 
 def root() -> Path:
-    """Return the folder of the shipped options."""
-    return Path(str(resources.files("llmrl.conf")))
+    """Return the folder of the shipped options; in a checkout that is `conf/`, to which `llmrl/conf` links."""
+    return Path(str(resources.files("llmrl.conf"))).resolve()
 
 
 def choosable(path: str) -> bool:
