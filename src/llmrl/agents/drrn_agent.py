@@ -35,8 +35,8 @@ class DRRNPolicy:
         words: how texts are read.
         actions: the texts of the actions, read.
         reached: what `values` was asked about in the newest rollout (`unchanged`), each the texts [n_envs * n_agents]
-            that were read, and the legal actions. `Collector` asks about the states that a rollout reaches and does not
-            act in.
+            that were read, the legal actions, and whether each text is empty. `Collector` asks about the states that a
+            rollout reaches and does not act in.
     """
 
     def __init__(self, spec: EnvSpec, network: DRRN, words: Vocabulary, channel: str, temperature: float) -> None:
@@ -44,7 +44,7 @@ class DRRNPolicy:
         self.channel = channel
         self.channels = (channel, *((MASK,) if MASK in spec.observation else ()))
         self.actions = [words.read(text) for text in spec.continuations(channel)]
-        self.reached: list[tuple[list[bytes], np.ndarray | None]] = []
+        self.reached: list[tuple[list[bytes], np.ndarray | None, np.ndarray]] = []
         self._memo = Memo(self._read)
 
     @contextmanager
@@ -73,7 +73,8 @@ class DRRNPolicy:
         q, texts = self._q(observation)
         mask = observation.get(MASK)
         if self._memo.open:
-            self.reached.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy()))
+            empty = np.asarray(observation[self.channel], dtype=object).ravel() == ""
+            self.reached.append((texts, None if mask is None else mask.flatten(0, 1).cpu().numpy(), empty))
         return categorical.mask_logits(q, mask).amax(-1)
 
     @torch.no_grad()
@@ -176,7 +177,12 @@ class DRRNAgent:
         self._learner.load_state_dict(state["learner"])
 
     def _transitions(self, rollout: Rollout) -> Transitions:
-        """What happened, [T * n_envs * n_agents], oldest first."""
+        """Return the transitions of a rollout, at most T * n_envs * n_agents, oldest first.
+
+        A step with an empty text decides nothing (another agent's turn). It is no transition of its own: its reward
+        belongs to the agent's last decision, which leads to the agent's next one. Decisions whose next one is not in
+        the rollout are left out.
+        """
         policy, steps = self.policy, len(rollout.action)
         shape = rollout.action.shape
         # The states reached that the next step did not act in; see `Collector`.
@@ -193,19 +199,32 @@ class DRRNAgent:
             mask = rollout.observation[MASK].flatten(1, 2).cpu().numpy()
             legal = np.concatenate([mask[1:], found[steps - 1][1][None]]).copy()
         truncated = rollout.truncated[:, :, None].expand(shape).flatten(1).cpu().numpy()
-        for t, (reached, mask) in found.items():
+        idle = np.array([text == "" for text in texts])[places.flatten(1).cpu().numpy()]
+        idle_after = np.concatenate([idle[1:], found[steps - 1][2][None]])
+        for t, (reached, mask, empty) in found.items():
             cut = np.flatnonzero(truncated[t]).tolist()
             after[t] = [reached[i] if i in cut else text for i, text in enumerate(after[t])] if cut else after[t]
             if legal is not None:
                 legal[t, cut] = mask[cut]
+            idle_after[t, cut] = empty[cut]
         terminal = rollout.terminated[:, :, None].expand(shape).flatten(1).cpu().numpy()
         if not self._settings.bootstrap_truncation:
             terminal = terminal | truncated
+        reward = rollout.reward.flatten(1).cpu().numpy().copy()
+        complete = ~idle_after | terminal
+        for t, i in np.argwhere(~complete & ~truncated)[::-1].tolist():
+            if t < steps - 1:
+                reward[t, i] += reward[t + 1, i]
+                after[t][i], terminal[t, i], complete[t, i] = after[t + 1][i], terminal[t + 1, i], complete[t + 1, i]
+                if legal is not None:
+                    legal[t, i] = legal[t + 1, i]
+        chosen = complete & ~idle
+        indices = np.argwhere(chosen).tolist()
         return Transitions(
-            prompt=[text for row in prompts for text in row],
-            action=rollout.action.flatten().cpu().numpy(),
-            reward=rollout.reward.flatten().cpu().numpy(),
-            next_prompt=[text for row in after for text in row],
-            terminal=terminal.ravel(),
-            legal=None if legal is None else legal.reshape(-1, legal.shape[-1]),
+            prompt=[prompts[t][i] for t, i in indices],
+            action=rollout.action.flatten(1).cpu().numpy()[chosen],
+            reward=reward[chosen],
+            next_prompt=[after[t][i] for t, i in indices],
+            terminal=terminal[chosen],
+            legal=None if legal is None else legal[chosen],
         )

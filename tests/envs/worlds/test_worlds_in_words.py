@@ -144,6 +144,24 @@ class TestRewardsOfTurns:
             assert to_go[agent::2, 0, agent].tolist() == remaining.tolist()
         parts.close()
 
+    def test_transitions_lead_from_a_decision_to_the_next_one_of_the_same_player(self):
+        options = ("agent=drrn", "agent.text_channel=text", "agent.q.bootstrap_truncation=false", "env.n_envs=1")
+        parts = build_parts(compose("env=pettingzoo", "env.id=pettingzoo.classic.rps_v2:env", *options), None)
+        [agent] = parts.agents
+        collector = Collector(parts.env, agent.policy, "cpu")
+        collector.reset(0)
+        rollout = collector.collect(30, Seeds(0).torch("actions"))
+        actions = [int(rollout.action[t, 0, t % 2]) for t in range(30)]
+        found = agent._transitions(rollout)
+        assert found.action.tolist() == actions
+        for player, rewards in enumerate(cumulative_rewards(actions).values()):
+            assert found.reward[player::2].tolist() == rewards[1:]
+            assert found.terminal[player::2].tolist() == [False] * 14 + [True]
+            assert found.next_prompt[player:-2:2] == found.prompt[player + 2 :: 2]
+        cut = agent._transitions(collector.collect(4, Seeds(1).torch("actions")))
+        assert len(cut.action) == 3, "the next decision of the second player is not in the rollout"
+        parts.close()
+
 
 def test_the_last_square_is_no_choice():
     env = board("tictactoe", horizon=9)
