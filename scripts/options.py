@@ -5,6 +5,8 @@ python scripts/options.py
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from llmrl.config import option_page, option_schema
 from llmrl.core.option_files import root
 
@@ -15,7 +17,7 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     for name, text in option_schema.generated().items():
         (folder / name).write_text(text, encoding="utf-8")
-    (root().parent / "docs" / "options.md").write_text(option_page.page(), encoding="utf-8")
+    (Path(__file__).parents[1] / "docs" / "options.md").write_text(option_page.page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

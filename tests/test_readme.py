@@ -1,5 +1,6 @@
 """Every command of the README and of the page of commands runs, cut to seconds and with placeholders filled in."""
 
+import json
 import os
 import re
 import shlex
@@ -80,6 +81,43 @@ def test_make_targets_exist():
     named = set(re.findall(r"(?:^|`)make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert named >= {"install", "demo", "test", "lint", "bench", "docs"}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+
+
+def stated_range(page: str, label: str) -> tuple[float, float]:
+    """The range `<low> to <high>` that a page states after a label."""
+    low, high = re.search(rf"{label}\D*?(-?\d+) to (-?\d+)", page).groups()
+    return float(low), float(high)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_demo_has_the_stated_numbers(tmp_path):
+    """About three minutes of a processor. The numbers depend on its type, so the pages state ranges."""
+    [line] = re.findall(r"^\t\$\(BIN\)/(llmrl-train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "llmrl.cli.train", *shlex.split(line)[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, done.stderr
+    [path] = (tmp_path / "outputs" / "demo").glob("*/s0/summary.json")
+    summary = json.loads(path.read_text())
+    [lines] = summary["references"]["contexts"]
+    found = {
+        "untrained agents": lines["untrained"]["value"],
+        "no mechanism": lines["no_mechanism"]["value"],
+        "best of the coarse scan": max(measured["value"] for measured in lines["scan"]),
+        "mean of the last proposals": summary["online_performance"],
+        "recommendation": summary["recommendation"],
+        "highest single measurement": max(row["objective"] for row in summary["history"]),
+    }
+    tutorial = (ROOT / "docs" / "learn" / "govern_a_village.md").read_text()
+    for label, value in found.items():
+        low, high = stated_range(tutorial, label)
+        assert low <= value <= high, label
+
+
+def test_readme_and_tutorial_state_the_same_range():
+    readme, tutorial = (ROOT / "README.md").read_text(), (ROOT / "docs" / "learn" / "govern_a_village.md").read_text()
+    assert stated_range(readme, "demo's recommendation") == stated_range(tutorial, "recommendation")
+    assert stated_range(readme, "against") == stated_range(tutorial, "no mechanism")
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ REASONS = {
     "learn.probe_every": "are queried without learning, with random numbers of their own",
     "llm.cache": "a cached reply is the reply of the same request",
     "llm.cache_dir": "says where the cache is",
-    "llm.retry": "repeats a request until a reply arrives; without one a run stops, or `llm.failures` counts",
+    "llm.retry": "repeats a request; whether a run goes on without the reply is up to `llm.failures`",
     "llm.limits": "delays requests",
     "llm.budget": "ends a run, which is then not finished",
     "llm.max_invalid": "ends a run, which is then not finished",

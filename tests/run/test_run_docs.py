@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +10,18 @@ from llmrl.run.config_hash import EXCLUDED
 from llmrl.run.provenance import collect
 from llmrl.run.status import STATES, RunProgress, Status
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "run_folder.md").read_text(encoding="utf-8")
+COMPARED = {
+    "CHANGELOG.md": "games on a GPU and on a processor",
+    "README.md": "an environment and the published one",
+    "docs/gymnasium.md": "two implementations of an environment on one machine",
+    "docs/native_engine.md": "games on a GPU and on a processor",
+    "docs/native_parity.md": "two implementations of an environment on one machine",
+    "docs/options.md": "two implementations of an environment on one machine",
+    "docs/results/templates/README.md": "an environment and the published one",
+}
+"""Pages that call two implementations equal bit for bit. Everywhere else the equality of runs is promised."""
 
 
 def test_every_key_is_explained(tmp_path: Path) -> None:
@@ -21,3 +33,20 @@ def test_every_key_is_explained(tmp_path: Path) -> None:
 def test_the_hash_leaves_out_exactly_what_the_page_lists() -> None:
     listed = " ".join(PAGE.split()).partition("cannot change the numbers: ")[2].partition(". It alone")[0]
     assert {name.strip("`") for name in listed.split(", ")} == set(EXCLUDED)
+
+
+def test_reproducibility_is_promised_for_the_same_type_of_machine() -> None:
+    section = PAGE.partition("## Reproducibility\n")[2].partition("\n## ")[0]
+    assert "same type of machine" in section and "same builds" in section
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    unconditional = {
+        str(page.relative_to(ROOT))
+        for page in pages
+        for paragraph in page.read_text(encoding="utf-8").split("\n\n")
+        for line in (paragraph.splitlines() if paragraph.lstrip().startswith("|") else [paragraph])
+        if re.search(r"bit\W+(for|by)\W+bit", line, re.IGNORECASE)
+        and "#reproducibility)" not in line
+        and "same type of machine" not in line
+        and '"Bit for bit" holds' not in line
+    }
+    assert unconditional == set(COMPARED)

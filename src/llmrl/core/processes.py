@@ -2,8 +2,8 @@
 
 All processes run the same loop with the same seeds and simulate the same games. Only the work of a costly model is
 divided: each process computes its `share` of a batch, and `gather` or `all_reduce` gives all of them the whole result.
-Their states are therefore equal at all times, bit for bit, and a run is the same function of (config, seed) as in one
-process.
+Their states are therefore equal at all times, bit for bit on machines of the same type with the same library builds,
+and a run is the same function of (config, seed) as in one process.
 
 The launcher sets the environment variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as `torchrun`
 does.

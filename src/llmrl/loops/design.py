@@ -64,7 +64,7 @@ class DesignLoop:
     cannot be saved, so a run that is killed within it begins the step anew, with the same numbers.
 
     A round draws random numbers only from the seed sub-tree of its trial and index, so a run that was killed continues
-    bit for bit from any checkpoint on a deterministic engine.
+    bit for bit from any checkpoint on a deterministic engine, on the same type of machine with the same library builds.
 
     Args:
         parts: parts of the run; a principal, and an agent for each society (`Societies`). The environment needs a
