@@ -216,9 +216,9 @@ class ActorCritic(nn.Module):
 
     def encode(self, channels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the inputs [batch, F] of memory and heads: core output, then joined channels, from [batch, ...]."""
-        flat = self._numbers(channels)
         if self.image is None:
-            return self.core(flat)  # type: ignore[no-any-return]
+            return self.core(self._numbers(channels, self._core_width()))  # type: ignore[no-any-return]
+        flat = self._numbers(channels)
         if self.join == "core":
             return self._spatial(channels[self.image], flat)
         read = (self.image,) if self.words is None else (self.image, self.words)
@@ -273,17 +273,39 @@ class ActorCritic(nn.Module):
         if self.joint_normalizer is not None:
             self.joint_normalizer.see(self._flat([samples[JOINT], samples[PLAYER]]))  # type: ignore[arg-type]
 
-    def _numbers(self, channels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return all numbers beside an image or map, [batch, n], normalised if asked; None if there are none."""
-        flat = self._flat([channels[name] for name in self.vectors])
-        return flat if self.normalizer is None or flat is None else self.normalizer(flat)
+    def _core_width(self) -> int:
+        """Return the inputs of the core's first layer; a stacked layer has as many as fill whole cache lines."""
+        first = next(self.core.parameters(), None)
+        return 0 if first is None else first.shape[-1]
 
-    def _flat(self, channels: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def _numbers(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor | None:
+        """Return all numbers beside an image or map, [batch, n], normalised if asked; None if there are none. Zeros
+        follow if n < `width`, but not with a normalizer."""
+        channel_list = [channels[name] for name in self.vectors]
+        if self.normalizer is None:
+            return self._flat(channel_list, width)
+        flat = self._flat(channel_list)
+        return None if flat is None else self.normalizer(flat)
+
+    def _flat(self, channels: Sequence[torch.Tensor], width: int = 0) -> torch.Tensor | None:
         """Concatenate channels [batch, ...] to [batch, n]; None if there are none. Stacked networks
-        (`algorithms/societies/stacked_networks.py`) have batches of two axes, as their weights have one more."""
+        (`algorithms/societies/stacked_networks.py`) have batches of two axes, as their weights have one more.
+
+        If n < `width`, zeros follow, and the numbers are converted, joined and padded in one pass over memory.
+        """
+        if not channels:
+            return None
         weight = self.critic[-1].weight
-        batch = weight.dim() - 1  # type: ignore[operator]
-        return torch.cat([x.flatten(batch).to(weight.dtype) for x in channels], dim=-1) if channels else None  # type: ignore[arg-type]
+        flat = [x.flatten(weight.dim() - 1) for x in channels]  # type: ignore[operator]
+        n = sum(x.shape[-1] for x in flat)
+        if n >= width:
+            return torch.cat([x.to(weight.dtype) for x in flat], dim=-1)  # type: ignore[arg-type]
+        numbers = torch.empty((*flat[0].shape[:-1], width), dtype=weight.dtype, device=flat[0].device)  # type: ignore[arg-type]
+        parts = torch.split(numbers[..., :n], [x.shape[-1] for x in flat], -1)
+        for part, x in zip(parts, flat, strict=True):
+            part.copy_(x)
+        numbers[..., n:].zero_()
+        return numbers
 
 
 class LogStd(nn.Module):
