@@ -364,7 +364,7 @@ def test_overrides_that_are_refused(argument):
         "agent.init_from=outputs/cleanup/principal_ucb-7983c0fb/s0",
         "'llm.calls=outputs/cleanup/llm_gpt4o-principal_llm-0a1b2c3d/s0'",
         "llm.base_url=http://user.example.org:8000/v1",
-        "llm.base_url=https://example.openai.azure.com/openai/v1?api-version=2024-10-21",
+        "llm.base_url=https://example.openai.azure.com/openai/v1",
         "llm.max_tokens=100000000",
         "env.kwargs.pad_token=<|endoftext|>",
         "llm.eos_token=abcdefghijk",

@@ -18,7 +18,7 @@ from llmrl.config.suggestions import hint, removed
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
-from llmrl.core.secrets import refuse, refuse_arguments
+from llmrl.core.secrets import MARK, redact, refuse, refuse_arguments
 from llmrl.core.threads import exclusive
 
 log = logging.getLogger(__name__)
@@ -115,4 +115,19 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
     assert isinstance(container, dict)
     refuse(container)
+    _redact_folders(unresolved, container)
     return {str(key): value for key, value in container.items()}
+
+
+def _redact_folders(unresolved: dict[Any, Any], config: dict[Any, Any]) -> None:
+    """Redact what a config has read from the environment in the options that name the folders of a run.
+
+    Folders that exist keep their names, such as that of a user in `/home/<user>`."""
+    for key in ("name", "output_root", "trials_dir"):
+        text = config.get(key)
+        if isinstance(text, str) and "${" in str(unresolved[key]):
+            place = Path()
+            for part in Path(text).parts:
+                exists = key != "name" and (place / part).expanduser().exists()
+                place /= part if exists else redact(part).replace(MARK, "redacted")
+            config[key] = str(place)
