@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import uuid
 
 import pytest
 from hypothesis import given
@@ -17,13 +17,14 @@ from llmrl.cli.sweep import main as sweep
 from llmrl.config.destinations import ORIGINS, destinations, with_approvals
 from llmrl.core.addresses import check_transport, is_loopback, origin_of
 from llmrl.core.errors import ConfigError
-from llmrl.core.secrets import protect
+from llmrl.core.secrets import MARK
 from llmrl.core.trust import record_destinations, user_file
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.repeat_run import repeated
 
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
 GAME = ("env=escape_room", "principal=llm", "design.steps=1", "design.references=0", "design.adapt_rounds=0")
+SMALL = ("design.validate_episodes=1", "env.n_envs=2", "design.confirm_steps=0", "design.evaluations=0")
 EVIL = ("llm=openai_compatible", "llm.base_url=https://evil.example.org/v1", f"llm.api_key_env={VARIABLE}")
 
 
@@ -147,7 +148,7 @@ def test_a_key_belongs_to_one_provider(provider, other):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    run("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2", f"output_root={root}")
+    run(*GAME, *SMALL, "llm=scripted", f"output_root={root}")
     return only_run_folder(root)
 
 
@@ -159,9 +160,9 @@ def theirs(finished, tmp_path):
     folder = tmp_path / "runs" / "theirs" / finished.parent.name / "s0"
     shutil.copytree(finished, folder)
     status = json.loads((folder / "status.json").read_text())
-    (folder / "status.json").write_text(json.dumps({**status, "state": "failed", "overrides": EVIL}))
+    (folder / "status.json").write_text(json.dumps({**status, "state": "failed", "overrides": [*GAME, *SMALL, *EVIL]}))
     config = safe_load((folder / "config.yaml").read_text())
-    llm = {**node(base_url="https://evil.example.org/v1", model="m", api_key_env=VARIABLE)["llm"]}
+    llm = {**config["llm"], **node(base_url="https://evil.example.org/v1", model="m", api_key_env=VARIABLE)["llm"]}
     (folder / "config.yaml").write_text(safe_dump({**config, "llm": llm}))
     return folder
 
@@ -258,7 +259,12 @@ def test_plain_http_beyond_this_machine_is_an_option(host):
 
 
 def test_a_run_does_not_begin_over_plain_http(tmp_path):
-    typed = ("llm=openai_compatible", "llm.model=m", "llm.base_url=http://gpu-node:8000/v1", f"output_root={tmp_path}/o")
+    typed = (
+        "llm=openai_compatible",
+        "llm.model=m",
+        "llm.base_url=http://gpu-node:8000/v1",
+        f"output_root={tmp_path}/o",
+    )
     with pytest.raises(ConfigError, match=r"llm\.plain_http"):
         compose(*typed).check()
     assert not (tmp_path / "o").exists()
@@ -272,31 +278,33 @@ def _resolved(monkeypatch):
 
 @pytest.mark.usefixtures("_resolved")
 def test_what_a_preset_reads_from_the_environment_is_redacted(tmp_path, monkeypatch):
-    monkeypatch.setenv("DB_PASS", "hunter2-hunter2")
+    password = uuid.uuid4().hex
+    monkeypatch.setenv("DB_PASS", password)
     path = tmp_path / "conf" / "experiment" / "nice.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(
-        "# @package _global_\nname: x-${oc.env:DB_PASS}\ndesign: {description: ${oc.env:DB_PASS}}\n"
-        f"output_root: {tmp_path}/o/${{oc.env:DB_PASS}}\n".replace("design: {description: ${oc.env:DB_PASS}}\n", "")
-        + "env: {kwargs: {password_hint: ${oc.env:DB_PASS}}}\n"
+        f"# @package _global_\nname: x-${{oc.env:DB_PASS}}\noutput_root: {tmp_path}/o/${{oc.env:DB_PASS}}\n"
+        "llm: {model: '${oc.env:DB_PASS}', cache_dir: '${output_root}/${oc.env:DB_PASS}'}\n"
     )
-    words = ("env=gymnasium", "env.id=CartPole-v1", "agent=random", "env.n_envs=1", "play.episodes=1")
-    experiment = Experiment.compose(*words, "experiment=nice", config_dirs=[tmp_path / "conf"])
-    assert experiment.config["env"]["kwargs"] == {"password_hint": "hunter2-hunter2"}
-    with pytest.raises(Exception, match="password_hint"):
-        experiment.run()
+    with FakeOpenAIServer() as server:
+        words = (*SMALL, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.max_invalid=null")
+        compose(*words, "+experiment=nice", config_dirs=[tmp_path / "conf"]).run()
+    assert {request["model"] for request in server.requests} == {password}
     written = [each for each in (tmp_path / "o").rglob("*") if each.is_file()]
     assert any(each.name == "config.yaml" for each in written)
+    assert MARK in next(each for each in written if each.name == "config.yaml").read_text()
     for each in written:
-        assert "hunter2" not in str(each) and b"hunter2" not in each.read_bytes()
+        assert password not in str(each) and password.encode() not in each.read_bytes()
 
 
 @pytest.mark.usefixtures("_resolved")
 def test_a_short_value_is_not_read_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("DB_PASS", "hunter2")
-    with pytest.raises(ConfigError, match="DB_PASS"):
-        compose("llm=scripted", "name=${oc.env:DB_PASS}")
     monkeypatch.setenv("TASK", "3")
-    assert compose("llm=scripted", "seed=${oc.env:TASK}").config["seed"] == 3
-    protect("TASK")
-    assert "3" in os.environ["TASK"]
+    path = tmp_path / "experiment" / "nice.yaml"
+    path.parent.mkdir()
+    path.write_text("# @package _global_\nname: ${oc.env:DB_PASS}\n")
+    with pytest.raises(ConfigError, match="DB_PASS"):
+        compose("llm=scripted", "+experiment=nice", config_dirs=[tmp_path])
+    path.write_text("# @package _global_\nseed: ${oc.decode:${oc.env:TASK}}\n")
+    assert compose("llm=scripted", "+experiment=nice", config_dirs=[tmp_path]).config["seed"] == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translated
@@ -22,6 +22,9 @@ from llmrl.core.secrets import MARK, redact, refuse, refuse_arguments
 from llmrl.core.threads import exclusive
 
 log = logging.getLogger(__name__)
+
+_FOLDERS = ("name", "output_root", "trials_dir", "llm.cache_dir")
+"""Options that name folders which a run creates. `output_root` comes before those that refer to it."""
 
 
 @contextmanager
@@ -110,24 +113,29 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     assert isinstance(unresolved, dict)
     refuse(unresolved)
     try:
+        _redact_folders(config)
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
+    except InterpolationResolutionError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{error.full_key}: {reason}") from error
     assert isinstance(container, dict)
     refuse(container)
-    _redact_folders(unresolved, container)
     return {str(key): value for key, value in container.items()}
 
 
-def _redact_folders(unresolved: dict[Any, Any], config: dict[Any, Any]) -> None:
+def _redact_folders(config: DictConfig) -> None:
     """Redact what a config has read from the environment in the options that name the folders of a run.
 
     Folders that exist keep their names, such as that of a user in `/home/<user>`."""
-    for key in ("name", "output_root", "trials_dir"):
-        text = config.get(key)
-        if isinstance(text, str) and "${" in str(unresolved[key]):
+    for path in _FOLDERS:
+        group, _, key = path.rpartition(".")
+        node = OmegaConf.select(config, group) if group else config
+        if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):
             place = Path()
-            for part in Path(text).parts:
+            for part in Path(str(node[key])).parts:
                 exists = key != "name" and (place / part).expanduser().exists()
                 place /= part if exists else redact(part).replace(MARK, "redacted")
-            config[key] = str(place)
+            with read_write(config):
+                node[key] = str(place)
