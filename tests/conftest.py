@@ -18,6 +18,8 @@ PROCESSES = {"commands", "multiprocessing", "subprocess", "sweep", "sweeping"}
 sys.path.insert(0, str(THIRD_PARTY))
 # For the subprocesses that tests start.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(THIRD_PARTY), str(SUPPORT), os.environ.get("PYTHONPATH")]))
+# Commands record approved hosts of keys here.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmrl_config_")
 # Runs wait for the disk after each of thousands of small files; in memory nothing waits.
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30:

@@ -13,6 +13,7 @@ An attack gets an empty folder of its own. It never reaches for another machine,
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -56,7 +57,11 @@ def main(title: str) -> None:
     print(f"## {title}\n\n| # | attack | expected | seen | held |\n| --- | --- | --- | --- | --- |", flush=True)
     started, lost = time.monotonic(), 0
     for number, each in enumerate(chosen, start=1):
-        with tempfile.TemporaryDirectory(prefix="llmrl_attack_") as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="llmrl_attack_") as folder,
+            tempfile.TemporaryDirectory(prefix="llmrl_config_") as user,
+        ):
+            os.environ["XDG_CONFIG_HOME"] = user  # commands record there what the user has approved
             try:
                 held, seen = each.trial(Path(folder))
             except Exception as error:  # an attack that breaks the script has not been withstood

@@ -170,6 +170,11 @@ _typed("base_url with u:pw@host", f"llm.base_url=http://u:{WORD}@127.0.0.1:1/v1"
 _typed("base_url with a token and no password", f"llm.base_url=https://{WORD}@127.0.0.1:1/v1", "llm.base_url holds")
 _typed("u:pw@host without http://", f"llm.base_url=u:{WORD}@127.0.0.1:1/v1", "llm.base_url holds")
 _typed("a password with @ in it", f"llm.base_url=http://u:a@{WORD}@127.0.0.1:1/v1", "llm.base_url holds")
+_typed("base_url with ?k=", f"llm.base_url='http://127.0.0.1:1/v1?k={WORD}'", "llm.base_url holds")
+_typed("base_url with ;key=", f"llm.base_url='http://127.0.0.1:1/v1;key={WORD}'", "llm.base_url holds")
+_typed("base_url with #", f"llm.base_url='http://127.0.0.1:1/v1#{WORD}'", "llm.base_url holds")
+_typed("api_base with ?k=", f"+llm.api_base='https://host/v1?k={WORD}'", "llm.api_base holds")
+_typed("tracking_uri with ?k=", f"+loggers.mlflow.tracking_uri='https://host?k={WORD}'", "tracking_uri holds")
 _typed("api_key_env=<the key>", f"llm.api_key_env={KEY}", "llm.api_key_env must name")
 _typed("api_key_env=<a password>", f"llm.api_key_env={WORD}", "llm.api_key_env must name")
 _typed("oc.env of OPENAI_API_KEY", "llm.model=${oc.env:OPENAI_API_KEY}", "OPENAI_API_KEY", OPENAI_API_KEY=KEY)
@@ -232,6 +237,45 @@ def _(folder: Path) -> tuple[bool, str]:
     ledger = next((folder / "outputs").rglob("llm_calls.jsonl")).read_text()
     held = ended.code == 1 and not found and "<redacted>" in ledger and seen[0][1]["Authorization"] == f"Bearer {KEY}"
     return held, f"exit {ended.code}, leaks {found}, {ledger.count('<redacted>')} redacted in the call log"
+
+
+@attack("a server that quotes the key in Base64 and in other letter cases", "redacted everywhere")
+def _(folder: Path) -> tuple[bool, str]:
+    changed = [base64.b64encode(b"x" * n + f"Bearer {KEY}:y".encode()).decode() for n in range(3)]
+    changed += [base64.urlsafe_b64encode(KEY.encode()).decode(), KEY.upper(), KEY.lower(), KEY.swapcase()]
+    turn = iter(range(100))
+
+    def answer(handler: _Handler) -> bytes:
+        return b"!" + " ".join(changed).encode() if next(turn) == 3 else completion(" ".join(changed))
+
+    with server(answer) as (url, seen):
+        ended = train(folder, *SERVER, f"llm.base_url={url}", "llm.api_key_env=LAB", "hydra.verbose=true", LAB=KEY)
+    # Pieces of the middle of the key, in each form.
+    pieces = [KEY[8:20].upper().encode(), KEY[8:20].lower().encode(), KEY[8:20].swapcase().encode()]
+    pieces += [base64.b64encode(KEY.encode()[n:])[4:24] for n in range(3)]
+    written = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = [name for name, data in written.items() if any(piece in data for piece in pieces)]
+    printed = any(piece in ended.text.encode() for piece in pieces)
+    return bool(seen) and ended.code == 1 and not found and not printed, f"exit {ended.code}, leaks {found}"
+
+
+@attack("a preset that reads a password into names, paths and fields", "used, and redacted in all that is written")
+def _(folder: Path) -> tuple[bool, str]:
+    path = folder / "conf" / "experiment" / "nice.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "# @package _global_\nname: x-${oc.env:DB_PASS}\noutput_root: outputs/${oc.env:DB_PASS}\n"
+        "llm: {model: '${oc.env:DB_PASS}', cache_dir: '${output_root}/${oc.env:DB_PASS}'}\n"
+    )
+    game = [each for each in GAME if not each.startswith("output_root")]
+    found, codes = [], []
+    for more in ((), ("seed=1,2", "--multirun")):
+        with server(lambda handler: completion("hello")) as (url, seen):
+            own = (f"--config-dir={folder / 'conf'}", *game, "llm=openai_compatible", f"llm.base_url={url}")
+            ended = command(folder, "llmrl.cli.train", *own, "+experiment=nice", *more, DB_PASS=WORD)
+        found += leaks(folder, ended.text)
+        codes += [ended.code, bool(seen)]
+    return not found and codes == [0, True, 0, True], f"{codes}, leaks {found}"
 
 
 @attack("a model that says another variable's value, in JSON's and addresses' spelling", "redacted everywhere")

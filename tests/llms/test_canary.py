@@ -39,7 +39,7 @@ def openai_compatible(url):
 
 
 def litellm(url):
-    return ("llm=gpt4o", f"llm.api_base={url}")
+    return ("llm=gpt4o", f"llm.api_base={url}", "llm.api_key_env=OPENAI_API_KEY")
 
 
 PROVIDERS = [

@@ -41,4 +41,5 @@ def under_way(folder):
 
 def options(server, root):
     """Overrides that choose the server for a run."""
-    return (f"llm={OPTIONS[server.provider]}", f"llm.api_base={server.url}", f"output_root={root}", *QUICK)
+    address = (f"llm.api_base={server.url}", f"llm.api_key_env={server.provider.upper()}_API_KEY")
+    return (f"llm={OPTIONS[server.provider]}", *address, f"output_root={root}", *QUICK)

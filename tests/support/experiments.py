@@ -17,13 +17,15 @@ def compose(*overrides: str, primary: str = "train") -> dict:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
+    from llmrl.config.trust_options import only_typed
+
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         alone = ["design.references=0"] if primary == "train" else []
         config = hydra_compose(primary, overrides=[*alone, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
-        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return only_typed(OmegaConf.to_container(config, resolve=True, throw_on_missing=True), overrides)
 
 
 def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from llmrl.config.trust_options import named_code
 from llmrl.core.errors import ConfigError
 from llmrl.core.module_sources import collect
-from llmrl.core.secrets import redact
+from llmrl.core.secrets import known, redact
 from llmrl.run.config_hash import without_excluded
 from llmrl.run.source_copies import KEY as SOURCES
 
@@ -59,7 +59,7 @@ def _sources_digest(config: dict[str, Any]) -> str:
     sources = collect(names)
     for path, content in sources.files.items():
         text = content.decode("utf-8", "replace")
-        if redact(text) != text:
+        if redact(text, known(resolved=False)) != text:
             raise ConfigError(f"{path} holds a secret, and is copied into run folders: read it from the environment")
     if config.get(SOURCES, sources.digest) != sources.digest:
         raise ConfigError(

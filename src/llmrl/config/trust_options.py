@@ -1,4 +1,4 @@
-"""Who may say which code runs: whoever types the command. What files say of it is refused.
+"""Who may say which code runs, and which host gets a key: whoever types the command. What files say of it is refused.
 
 Hydra would act on some keys of a composed config before any of it reaches a run (callbacks, logging, variables of the
 environment), so its composed configs are looked at as they are made (`guard_hydra`).
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
 from llmrl.core.errors import ConfigError
+from llmrl.core.secrets import protect_resolved
 from llmrl.core.trust import SHELL, Trust, is_nobodys, user_file
 
 if TYPE_CHECKING:
@@ -51,15 +54,16 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="a package that the run's config may name although it is no part of llmrl; its code runs with your rights "
-        "(may be repeated; ~/.config/llmrl/trusted lists those that are always trusted)",
+        help="a package that the run's config may name although it is no part of llmrl; its code runs with your "
+        "rights; or VARIABLE@https://host, a host that the key in VARIABLE may be sent to (may be repeated; "
+        "~/.config/llmrl/trusted lists those that are always trusted)",
     )
 
 
 def only_typed(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A composed config whose trust is that of the command line alone.
 
-    Command lines for jobs that were typed are trusted as such (`SHELL`).
+    Command lines for jobs that were typed are trusted as such (`SHELL`), and hosts and keys that were typed together.
 
     Raises:
         ConfigError: a file among those that the config was composed of says what is to be trusted.
@@ -74,7 +78,7 @@ def only_typed(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, An
     by_hand = {_key(override) for override in overrides}
     if fields and all(any(key == f or key.startswith(f"{f}.") for key in by_hand) for f in fields):
         typed = [*typed, SHELL]
-    return {**config, KEY: typed}
+    return {**config, KEY: [*typed, *typed_entries(config, by_hand)]}
 
 
 def shell_keys(hardware: Mapping[str, Any], trusted: Sequence[str]) -> list[str]:
@@ -139,14 +143,17 @@ def named_code(node: Any) -> Iterator[str]:
 
 
 def guard_hydra() -> None:
-    """Have Hydra refuse configs in which a file says what Hydra itself would run; done once a process."""
+    """Have Hydra refuse configs in which a file says what Hydra itself would run, and redact what configs read from the
+    environment; done once a process."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from omegaconf import OmegaConf
 
     # What every way to a composed config goes through: the second since Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
     load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
         return
+    OmegaConf.register_new_resolver("oc.env", _read_environment, replace=True)
 
     @functools.wraps(load)
     def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
@@ -160,6 +167,15 @@ def guard_hydra() -> None:
         return config
 
     setattr(ConfigLoaderImpl, name, guarded)
+
+
+def _read_environment(variable: str, *default: Any) -> str | None:
+    """Return what OmegaConf's own resolver `oc.env` returns, and redact it from now on."""
+    from omegaconf.resolvers import oc
+
+    if variable in os.environ:
+        protect_resolved(variable)
+    return oc.env(variable, *default)
 
 
 def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
@@ -204,7 +220,8 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         _check_logging(nodes[name], f"hydra.{name}", trust)
     sweeper = nodes["sweeper"]
     for key in (sweeper.get("params") if isinstance(sweeper, dict) else None) or {}:
-        if _key(str(key)).startswith((KEY, "hydra", "hardware.backend.")):
+        name = _key(str(key))
+        if name.startswith((KEY, "hydra", "hardware.backend.")) or name.endswith((*ADDRESSES, VARIABLE)):
             raise ConfigError(f"hydra.sweeper.params has {key}: type it")
     for name in own.job.env_set:
         if not _typed_variable(str(name), overrides) and name not in own.job.env_copy:

@@ -6,6 +6,7 @@ is composed from it (`refuse`), because configs are saved, hashed and made into 
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
@@ -24,6 +25,9 @@ SHORTEST = 8
 
 _SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 _named: set[str] = set()
+_RESOLVED = "LLMRL_RESOLVED_VARIABLES"
+"""Environment variable with the names of the variables that configs have read, separated by `=`, which no name has.
+Processes that are started inherit it."""
 
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 """Start of a word, also after an escaped line break in JSON."""
@@ -67,6 +71,7 @@ _NO_SECRET_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", 
 _NOTHING = ("", "null", "none", "true", "false", "???")
 
 _ENVIRONMENT = r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)"
+_QUERY = r"(?i)(?:https?|wss?)://[^\s?#;]*[?#;]\S+"
 _NO_SCHEME = r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _CONVENTIONAL = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
@@ -88,39 +93,88 @@ def protect(variable: str) -> None:
     _named.add(variable)
 
 
+def redaction_environment() -> dict[str, str]:
+    """Return the environment variables that child processes need to redact what configs have read."""
+    return {_RESOLVED: os.environ[_RESOLVED]} if _RESOLVED in os.environ else {}
+
+
+def _resolved() -> list[str]:
+    return [name for name in os.environ.get(_RESOLVED, "").split("=") if name]
+
+
+def protect_resolved(variable: str) -> None:
+    """Redact the value of an environment variable that a config has read, here and in child processes.
+
+    Paths that exist are not redacted, nor numbers and booleans of fewer than `SHORTEST` characters.
+
+    Raises:
+        ConfigError: the value is too short to be redacted without damage to other texts.
+    """
+    value = os.environ.get(variable, "").strip()
+    harmless = value.lower() in _NOTHING or is_number(value) or _is_place(value)
+    if len(value) < SHORTEST and not harmless:
+        raise ConfigError(
+            f"${{oc.env:{variable}}}: what a config reads from the environment is redacted in files, and the value of "
+            f"{variable} has fewer than {SHORTEST} characters, too few to be recognized there. Type the value instead"
+        )
+    if variable not in (names := _resolved()):
+        os.environ[_RESOLVED] = "=".join([*names, variable])
+
+
 def is_secret_variable(name: str) -> bool:
     """Return whether an environment variable of this name counts as a secret."""
     return name in _named or name.upper().endswith(_SECRET_ENDINGS)
 
 
-def known() -> list[str]:
-    """Return the secrets in the environment, also in their URL-quoted and JSON-escaped forms, longest first."""
+def known(resolved: bool = True) -> list[str]:
+    """Return the secrets in the environment in lower case, longest first, also in other encodings (`_forms`).
+
+    Args:
+        resolved: whether values that configs have read count as secrets. They are redacted, and not refused.
+    """
     found: set[str] = set()
-    for name in filter(is_secret_variable, list(os.environ)):
+    for name in {*filter(is_secret_variable, list(os.environ)), *(_resolved() if resolved else ())}:
         value = os.environ.get(name, "").strip()
         # A variable that holds the path of a key file is no secret.
         if len(value) >= SHORTEST and not _is_place(value):
-            found |= {value, quote(value, safe=""), json.dumps(value)[1:-1]}
+            found |= _forms(value)
     return sorted(found, key=len, reverse=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _forms(value: str) -> frozenset[str]:
+    """Return the lower-case forms in which a text may repeat a secret: as it is, in Base64 (of any text around it, in
+    both alphabets), URL-quoted and JSON-escaped."""
+    data, forms = value.encode("utf-8", "surrogateescape"), {value}
+    for offset in range(3):
+        # The characters that depend on the secret alone, whatever is encoded before and after it.
+        first, end = -(-8 * offset // 6), (8 * (offset + len(data))) // 6
+        whole = base64.b64encode(b"\0" * offset + data).decode()[first:end]
+        forms |= {whole, whole.translate(str.maketrans("+/", "-_"))}
+    escaped = {json.dumps(form)[1:-1] for form in forms} | {form.replace("/", "\\/") for form in forms}
+    return frozenset(form.lower() for form in {*forms, *escaped, *(quote(form, safe="") for form in forms)})
 
 
 def redact(text: str, secrets: Sequence[str] | None = None) -> str:
     """Return `text` with `<redacted>` in place of secrets in the environment and of texts that look like a secret.
 
-    The latter are keys of well-known services, user names and passwords in addresses, parameters of addresses that are
-    named like a secret, and `Bearer ...`. Takes time linear in the length of `text`.
+    The former are found in any letter case and in Base64. The latter are keys of well-known services, user names and
+    passwords in addresses, parameters of addresses that are named like a secret, and `Bearer ...`. Takes time linear
+    in the length of `text`.
 
     Args:
         text: any text.
         secrets: result of `known`, to save calls when many texts are redacted; None: call it.
     """
+    lower = text.lower()
     for secret in known() if secrets is None else secrets:
-        text = text.replace(secret, MARK)
+        if secret in lower:
+            text = re.sub(re.escape(secret), MARK, text, flags=re.IGNORECASE)
+            lower = text.lower()
     if "://" in text:
         text = _pattern(_USER).sub(rf"\1{MARK}@", text)
     if "=" in text and ("?" in text or "&" in text):
         text = _pattern(_PARAMETER).sub(_parameter, text)
-    lower = text.lower()
     if "bearer" in lower or "authorization" in lower:
         text = _pattern(_BEARER).sub(_bearer, text)
     if any(sign in text and any(each in text for each in begun) for sign, begun in _PREFIXES.items()):
@@ -170,7 +224,7 @@ def refuse(config: Mapping[Any, Any]) -> None:
 
     The message names the field, not the value. Call it before and after interpolations are resolved.
     """
-    secrets = known()
+    secrets = known(resolved=False)
     for where, name, value in _texts(config, "", secrets):
         if (wrong := fault(name, value, secrets)) is not None:
             raise ConfigError(f"{redact(where, secrets)} {wrong}")
@@ -178,7 +232,7 @@ def refuse(config: Mapping[Any, Any]) -> None:
 
 def refuse_arguments(arguments: Sequence[str]) -> None:
     """Raise ConfigError if a command line holds a secret, because command lines are saved and quoted in messages."""
-    secrets = known()
+    secrets = known(resolved=False)
     for number, argument in enumerate(arguments, start=1):
         key, equals, value = argument.partition("=")
         key = key.lstrip("+~")
@@ -192,7 +246,8 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
 def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
     """Return why the text `value` of the config's field `name` (dotted) is refused, in words that follow its name.
 
-    None: it is accepted. `secrets` as in `redact`."""
+    None: it is accepted. `secrets` as in `redact`; None: those of `known(resolved=False)`."""
+    secrets = known(resolved=False) if secrets is None else secrets
     for variable in _pattern(_ENVIRONMENT).findall(value):
         if variable == "${" or is_secret_variable(variable):
             which = "whose name is not plain" if variable == "${" else f"{variable}, which holds a secret"
@@ -206,6 +261,8 @@ def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | 
         return f"holds a user name or password in an address. {_INSTEAD}"
     if any(names_secret(unquote(each[1])) for each in _pattern(_PARAMETER).findall(value)):
         return f"holds an address with what looks like a key among its parameters. {_INSTEAD}"
+    if _pattern(_QUERY).fullmatch(value):
+        return f"holds an address with a query, parameters or a fragment, which may be secrets. {_INSTEAD}"
     literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not is_number(value)
     if redact_code(value, secrets) != value or (literal and names_secret(last, False)):
         return f"holds what looks like a key or password. {_INSTEAD}"
@@ -285,4 +342,4 @@ def _assigned(found: re.Match[str]) -> str:
 
 def _is_place(text: str) -> bool:
     """Return whether `text` is an existing path on this machine that begins with `/` or `~`."""
-    return text[0] in "/~" and Path(text).expanduser().exists()
+    return text[:1] in ("/", "~") and Path(text).expanduser().exists()

@@ -5,13 +5,17 @@ in it by the module that defines it: a config cannot name what a trusted module 
 
 Trusted are the parts of this package, the modules in `Trust.modules`, the entry points of installed packages
 (`llmrl.core.installed`), and the modules listed in the user's own file (`user_file`). A config cannot add to them.
+
+`Trust.modules` and the file also hold the hosts that API keys may be sent to (`llmrl.config.destinations`).
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable
@@ -22,6 +26,8 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
+
+log = logging.getLogger(__name__)
 
 SHELL = "shell"
 """Entry among trusted modules that allows command lines of a config, which jobs on a cluster run."""
@@ -62,20 +68,21 @@ class Trust:
     """Rules for the modules that may be imported, and the objects that may be called, because a config names them.
 
     Args:
-        modules: dotted names of further trusted modules; their submodules are trusted, too.
+        modules: dotted names of further trusted modules; their submodules are trusted, too. Destinations of API keys
+            (`VARIABLE@https://host`) may be among them.
 
     Raises:
-        ConfigError: an entry is no name of a module.
+        ConfigError: an entry is neither.
     """
 
     modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for module in self.modules:
-            if not isinstance(module, str) or not _is_dotted(module):
+            if not isinstance(module, str) or not _is_entry(module):
                 raise ConfigError(
                     f"trusted_modules: {module!r} is no name of a module; give names such as my_package or "
-                    "my_package.parts"
+                    "my_package.parts, or a key and its host, such as MY_API_KEY@https://my.host"
                 )
 
     def covers(self, module: str) -> bool:
@@ -210,16 +217,38 @@ def how_to_trust(modules: Iterable[str]) -> str:
 
 
 def user_file() -> Path:
-    """Return the path of the user's list of trusted modules, one per line: `$XDG_CONFIG_HOME/llmrl/trusted`, by default
-    in ~/.config."""
+    """Return the path of the user's list of trusted modules and approved destinations of API keys, one per line:
+    `$XDG_CONFIG_HOME/llmrl/trusted`, by default in ~/.config."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "llmrl" / "trusted"
 
 
+def approved_destinations() -> list[str]:
+    """Return the destinations of API keys in the user's file. Errors as for the file's modules (`Trust.covers`)."""
+    return [entry for entry in _listed() if _is_destination(entry)]
+
+
+def record_destinations(entries: Iterable[str]) -> None:
+    """Add destinations of API keys to the user's file, for later commands; a warning if it cannot be written."""
+    path = user_file()
+    try:
+        if not (new := [entry for entry in dict.fromkeys(entries) if entry not in _listed()]):
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            unfinished = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
+            # One write, so that lines of concurrent commands do not mix.
+            os.write(descriptor, "".join(("\n" * unfinished, *(f"{entry}\n" for entry in new))).encode())
+    except (OSError, ConfigError) as error:
+        log.warning("%s cannot record where API keys may be sent: %s", path, error)
+
+
 def _listed() -> tuple[str, ...]:
-    """Return the modules in the user's file; none if there is no file.
+    """Return the entries of the user's file; none if there is no file.
 
     Raises:
-        ConfigError: the file cannot be read, other users may write it, or a line is no name of a module.
+        ConfigError: the file cannot be read, other users may write it, or a line is no entry.
     """
     path = user_file()
     try:
@@ -237,8 +266,11 @@ def _listed() -> tuple[str, ...]:
                 f"{what}: others may write it, so it cannot say what you trust; chmod go-w it, and own it"
             )
     names = tuple(line.partition("#")[0].strip() for line in lines)
-    if wrong := [name for name in names if name and not _is_dotted(name)]:
-        raise ConfigError(f"{path}: {wrong[0]!r} is no name of a module; write one a line, such as my_package")
+    if wrong := [name for name in names if name and not _is_entry(name)]:
+        raise ConfigError(
+            f"{path}: {wrong[0]!r} is no name of a module; write one a line, such as my_package, or "
+            "MY_API_KEY@https://my.host"
+        )
     return tuple(name for name in names if name)
 
 
@@ -254,6 +286,16 @@ def _inside(module: str, packages: Iterable[str]) -> bool:
     (True, False)
     """
     return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _is_entry(text: str) -> bool:
+    return _is_dotted(text) or _is_destination(text)
+
+
+def _is_destination(text: str) -> bool:
+    """Return whether a text is `VARIABLE@host` or an origin (`llmrl.config.destinations`)."""
+    form = r"[A-Za-z_]\w*@(https?://)?[\w.:\[\]/-]+|https?://[\w.:\[\]-]+"
+    return re.fullmatch(form, text) is not None
 
 
 def _is_dotted(name: str) -> bool:

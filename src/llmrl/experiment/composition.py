@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.overrides import translated
@@ -18,10 +18,13 @@ from llmrl.config.suggestions import hint, removed
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
-from llmrl.core.secrets import refuse, refuse_arguments
+from llmrl.core.secrets import MARK, redact, refuse, refuse_arguments
 from llmrl.core.threads import exclusive
 
 log = logging.getLogger(__name__)
+
+_FOLDERS = ("name", "output_root", "trials_dir", "llm.cache_dir")
+"""Options that name folders which a run creates. `output_root` comes before those that refer to it."""
 
 
 @contextmanager
@@ -110,9 +113,29 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     assert isinstance(unresolved, dict)
     refuse(unresolved)
     try:
+        _redact_folders(config)
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
+    except InterpolationResolutionError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{error.full_key}: {reason}") from error
     assert isinstance(container, dict)
     refuse(container)
     return {str(key): value for key, value in container.items()}
+
+
+def _redact_folders(config: DictConfig) -> None:
+    """Redact what a config has read from the environment in the options that name the folders of a run.
+
+    Folders that exist keep their names, such as that of a user in `/home/<user>`."""
+    for path in _FOLDERS:
+        group, _, key = path.rpartition(".")
+        node = OmegaConf.select(config, group) if group else config
+        if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):
+            place = Path()
+            for part in Path(str(node[key])).parts:
+                exists = key != "name" and (place / part).expanduser().exists()
+                place /= part if exists else redact(part).replace(MARK, "redacted")
+            with read_write(config):
+                node[key] = str(place)

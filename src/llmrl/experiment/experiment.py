@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from llmrl.config.debugging import debugged, debugging
+from llmrl.config.destinations import with_approvals
 from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
@@ -43,8 +44,9 @@ class Experiment:
         seat: place at an executor that several runs of this process share; None: the run answers its own requests.
 
     Raises:
-        ConfigError: an option of the run has the wrong type or is out of range, or a file that results depend on is
-            missing, or has changed since its digest was taken.
+        ConfigError: an option of the run has the wrong type or is out of range, a file that results depend on is
+            missing, or has changed since its digest was taken, or a key would be sent to a host that the user has not
+            approved.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Experiment:
     ) -> None:
         check_run_options(config)
         self.application = application_of(config)
-        self.config = self.application.with_digests(dict(config))
+        self.config = with_approvals(self.application.with_digests(dict(config)))
         self.overrides = list(overrides)
         self.resources = RunResources(self.config, self.application.make_model, seat)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.config.destinations import with_approvals
 from llmrl.core import option_files
 from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
@@ -97,10 +98,12 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
     """Build the model of the config's `llm`, or of the node `llm`, whether or not a part uses it, without checking it.
 
     Raises:
-        ConfigError: an option is unknown, missing, mistyped or out of range.
+        ConfigError: an option is unknown, missing, mistyped or out of range, or a key would be sent to a host that the
+            user has not approved.
     """
     config = resources.config
     trusted, chosen = config["trusted_modules"], config["llm"] if llm is None else llm
+    with_approvals({"llm": chosen, "trusted_modules": trusted})
     node = _model(chosen)
     injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child("llm")}
     if Builder(trusted=trusted).needs(node, "device", "llm"):

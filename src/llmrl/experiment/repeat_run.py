@@ -6,6 +6,7 @@ another run, the values that it had are typed, too. So what is not changed is as
 
 from __future__ import annotations
 
+import copy
 import re
 import shlex
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrl.config.destinations import with_approvals
 from llmrl.core.errors import ConfigError
 from llmrl.core.typed_values import written
 
@@ -43,8 +45,8 @@ def repeated(command: str, arguments: Sequence[str]) -> list[str]:
         arguments: what was typed after it.
 
     Raises:
-        ConfigError: there is no run to repeat, another command made it, or it had option files of its own that are not
-            named.
+        ConfigError: there is no run to repeat, another command made it, it had option files of its own that are not
+            named, or it sends a key to a host that the user has not approved.
         RunFolderError: there is no such run, or there are several, which are listed.
     """
     found = [i for i, argument in enumerate(arguments) if argument == FLAG or argument.startswith(f"{FLAG}=")]
@@ -67,6 +69,8 @@ def repeated(command: str, arguments: Sequence[str]) -> list[str]:
 
 def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     """What is to be typed before `rest` to repeat a run."""
+    from llmrl.config.trust_options import trusted_by
+    from llmrl.core.option_files import merge
     from llmrl.experiment.composition import plain
     from llmrl.experiment.run_lookup import run_folder_of
     from llmrl.experiment.run_references import unresolved
@@ -110,6 +114,13 @@ def _overrides_of(command: str, run: str, rest: Sequence[str]) -> list[str]:
     dropped = [each for each in kept if _key(each).partition(".")[0] in chosen and "." in _key(each)]
     if dropped:
         sys.stderr.write(f"{command}: left out, as its part is chosen anew: {shlex.join(dropped)}\n")
+    # Later steps take all overrides as typed by the user, so hosts and keys of the run are checked here.
+    whole = copy.deepcopy(now)
+    merge(whole, old)
+    trusted = trusted_by(list(typed.values()))
+    with_approvals(
+        {key: value for key, value in whole.items() if key not in chosen} | {"trusted_modules": trusted}, set(typed)
+    )
     return [*(each for each in kept if each not in dropped), *pins]
 
 

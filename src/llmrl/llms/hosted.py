@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmrl.core.addresses import check_transport
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.secrets import fault, protect, redact, variable_fault
@@ -180,10 +181,11 @@ def _called(function: Any) -> dict[str, Any]:
     return {"name": str(function.get("name")), "arguments": function.get("arguments")}
 
 
-def check_address(address: str, where: str) -> None:
-    """Raise ConfigError, without quoting it, for an address with a user name, a password or a key in it."""
+def check_address(address: str, plain_http: bool, where: str) -> None:
+    """Raise ConfigError for an address that may hold a secret, or of plain HTTP to another machine (`plain_http`)."""
     if (wrong := fault(where, address)) is not None:
         raise ConfigError(f"{where} {wrong}")
+    check_transport(address, plain_http, where)
 
 
 def refuses(status: int) -> bool:

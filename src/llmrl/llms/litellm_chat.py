@@ -41,6 +41,7 @@ class LiteLLMChat(HostedProvider):
 
     Args:
         api_base: another address of the provider's API; None: the provider's own.
+        plain_http: whether `api_base` may be an http address of another machine.
         prompt_caching: mark the prefix of prompts that the next one is likely to share, for the provider's own cache;
             None: only for models that need marks, which are Anthropic's.
         batch: use the provider's batch API, at half the price.
@@ -75,6 +76,7 @@ class LiteLLMChat(HostedProvider):
         cached_input_price: NonNegativeFloat | None = None,
         cache_write_price: NonNegativeFloat | None = None,
         output_price: NonNegativeFloat | None = None,
+        plain_http: bool = False,
     ) -> None:
         sampling = SamplingSettings(
             temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body
@@ -94,7 +96,7 @@ class LiteLLMChat(HostedProvider):
             output_price=output_price,
         )
         if api_base is not None:
-            check_address(api_base, "llm.api_base")
+            check_address(api_base, plain_http, "llm.api_base")
         self.api_base, self.prompt_caching = api_base, prompt_caching
         self.label = f"{model} (litellm)"
         self.batch, self.batch_gather, self.batch_poll = batch, batch_gather, batch_poll

@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -38,6 +37,7 @@ class OpenAICompatibleChat(HostedProvider):
 
     Args:
         base_url: address of the API including its version, e.g. `http://localhost:8000/v1`.
+        plain_http: whether `base_url` may be an http address of another machine.
         model: name the server knows the model by.
         api_key_header: header that carries the key, e.g. `api-key`; None: `Authorization`, as `Bearer <key>`.
         api_key_query: query parameter that carries the key instead; addresses in logs and files do not hold it.
@@ -45,8 +45,8 @@ class OpenAICompatibleChat(HostedProvider):
     The other arguments are those of `HostedProvider`.
 
     Raises:
-        ConfigError: base_url is no http(s) address, or holds a user name, password or key; header and query are both
-            given, or either without a key; or as `HostedProvider`.
+        ConfigError: base_url is no http(s) address, holds a user name, password or query, or is one of plain HTTP to
+            another machine; header and query are both given, or either without a key; or as `HostedProvider`.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class OpenAICompatibleChat(HostedProvider):
         output_price: NonNegativeFloat | None = None,
         api_key_header: str | None = None,
         api_key_query: str | None = None,
+        plain_http: bool = False,
     ) -> None:
         sampling = SamplingSettings(
             temperature, top_p, sampling_seed, stop, reasoning_effort, thinking_budget, extra_body
@@ -90,10 +91,7 @@ class OpenAICompatibleChat(HostedProvider):
             cache_write_price=cache_write_price,
             output_price=output_price,
         )
-        check_address(base_url, "llm.base_url")
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"llm.base_url must look like http://localhost:8000/v1, got {base_url!r}")
+        check_address(base_url, plain_http, "llm.base_url")
         if api_key_env is None and (api_key_header or api_key_query):
             raise ConfigError(
                 "llm.api_key_header and llm.api_key_query say how a key is sent: name its variable in llm.api_key_env"

@@ -43,6 +43,7 @@ EXCLUDED: tuple[str, ...] = (
     "llm.budget",
     "llm.max_invalid",
     "llm.timeout",
+    "llm.plain_http",
     "llm.batch",
     "llm.batch_gather",
     "llm.batch_poll",

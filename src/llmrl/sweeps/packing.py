@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llmrl.core.secrets import redaction_environment
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.work import JobWork, PackWork, RowEnd, Task, TaskRows
 
@@ -42,7 +43,8 @@ def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork
         task: task of the runs; a `SharedTask` if there are several.
         environment: environment variables to set, which those of the runs override.
     """
-    works = [JobWork(task, j.config, j.overrides, j.folder, {**environment, **j.environment}, j.key) for j in pack.jobs]
+    shared = {**redaction_environment(), **environment}
+    works = [JobWork(task, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.key) for j in pack.jobs]
     return PackWork(works, task.rows if isinstance(task, SharedTask) else _alone)
 
 

@@ -1,0 +1,66 @@
+"""Addresses of servers in configs: what an address may hold, its origin, and whether it is on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from llmrl.core.errors import ConfigError
+
+_ADDRESS = r"(?i)https?://(?P<host>\[[0-9a-f:.]+\]|[\w.-]+)(?::\d{1,5})?(?:/[^\s?#;\\@]*)?"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def origin_of(address: str, where: str) -> str:
+    """Return scheme, host and port of an address, in lower case and without the scheme's default port.
+
+    >>> origin_of("HTTPS://API.example.org:443/v1", "llm.base_url")
+    'https://api.example.org'
+
+    Args:
+        address: http(s) address without user name, query, parameters and fragment, all of which could hold a secret.
+        where: option that holds the address, for messages.
+
+    Raises:
+        ConfigError: it is no such address. The message does not repeat it.
+    """
+    match = re.fullmatch(_ADDRESS, address)
+    if match is None:
+        raise ConfigError(
+            f"{where} must be an address like http://localhost:8000/v1, without user name, query (?...), parameters "
+            "(;...) and fragment (#...)"
+        )
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{where}: the port must be in 0..65535") from error
+    host = match["host"].lower().rstrip(".")
+    suffix = "" if port is None or port == _DEFAULT_PORTS[parts.scheme] else f":{port}"
+    return f"{parts.scheme}://{host}{suffix}"
+
+
+def is_loopback(origin: str) -> bool:
+    """Return whether an origin (`origin_of`) is on this machine: `localhost`, 127.0.0.0/8 or ::1."""
+    host = urlsplit(origin).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def check_transport(address: str, plain_http: bool, where: str) -> None:
+    """Raise ConfigError for an invalid address, or for plain HTTP to another machine unless `plain_http`.
+
+    Args:
+        address, where: as for `origin_of`.
+        plain_http: value of the option `plain_http` beside it.
+    """
+    origin = origin_of(address, where)
+    if origin.startswith("http:") and not plain_http and not is_loopback(origin):
+        option = f"{where.rpartition('.')[0]}.plain_http"
+        raise ConfigError(
+            f"{where}={origin}/...: prompts and key would cross the network unencrypted; use https://, or set "
+            f"{option}=true"
+        )

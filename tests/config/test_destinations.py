@@ -1,0 +1,310 @@
+"""API keys go to their providers, and to hosts that the user has approved: by typing both, now or before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import only_run_folder, run
+from fake_openai_server import FakeOpenAIServer
+from llmrl.cli.llm import check
+from llmrl.cli.sweep import main as sweep
+from llmrl.config.destinations import ORIGINS, destinations, with_approvals
+from llmrl.core.addresses import check_transport, is_loopback, origin_of
+from llmrl.core.errors import ConfigError
+from llmrl.core.secrets import MARK
+from llmrl.core.trust import record_destinations, user_file
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.repeat_run import repeated
+
+VARIABLE = "AWS_SECRET_ACCESS_KEY"
+GAME = ("env=escape_room", "principal=llm", "design.steps=1", "design.references=0", "design.adapt_rounds=0")
+SMALL = ("design.validate_episodes=1", "env.n_envs=2", "design.confirm_steps=0", "design.evaluations=0")
+EVIL = ("llm=openai_compatible", "llm.base_url=https://evil.example.org/v1", f"llm.api_key_env={VARIABLE}")
+
+
+@pytest.fixture(autouse=True)
+def _user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv(VARIABLE, "correct-horse-battery")
+
+
+def preset(folder, **llm):
+    """A third party's folder of options, with `experiment=nice`."""
+    path = folder / "conf" / "experiment" / "nice.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "# @package _global_\ndefaults: [{override /llm: openai_compatible}, _self_]\n"
+        + json.dumps({"llm": llm})[1:-1].replace('"llm":', "llm:")
+        + "\n"
+    )
+    return folder / "conf"
+
+
+def compose(*overrides, config_dirs=()):
+    return Experiment.compose(*GAME, *overrides, config_dirs=config_dirs)
+
+
+def node(**fields):
+    return {"llm": {"_target_": "llmrl.llms.openai_compatible.OpenAICompatibleChat", **fields}, "trusted_modules": []}
+
+
+def litellm_node(**fields):
+    return {"llm": {"_target_": "llmrl.llms.litellm_chat.LiteLLMChat", **fields}, "trusted_modules": []}
+
+
+def test_a_preset_gets_no_key_until_the_user_has_typed_the_pair(tmp_path):
+    with FakeOpenAIServer() as server:
+        folder = preset(tmp_path, base_url=server.url, api_key_env=VARIABLE)
+        words = ["experiment=nice", "llm.model=m"]
+        with pytest.raises(ConfigError, match=f"{VARIABLE}@{server.url.removesuffix('/v1')}"):
+            check(words, folder)
+        assert not server.exchanges
+        check(["llm=openai_compatible", "llm.model=m", f"llm.base_url={server.url}", f"llm.api_key_env={VARIABLE}"])
+        check(words, folder)
+    assert user_file().stat().st_mode & 0o077 == 0
+
+
+def test_one_command_approves_it_by_name(tmp_path):
+    folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
+    words = ("+experiment=nice", f"trusted_modules=[{VARIABLE}@https://lab.example.org]")
+    assert compose(*words, config_dirs=[folder]).config["llm"]["api_key_env"] == VARIABLE
+    with pytest.raises(ConfigError):
+        compose("+experiment=nice", config_dirs=[folder])
+    assert not user_file().exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("llm.base_url=https://lab.example.org/v1",),
+        (f"llm.api_key_env={VARIABLE}",),
+        ("trusted_modules=[AWS_SECRET_ACCESS_KEY@https://other.example.org]",),
+        ("trusted_modules=['https://lab.example.org']",),
+        ("llm.model=gpt-4o",),
+    ],
+)
+def test_half_a_pair_is_no_approval(tmp_path, overrides):
+    folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
+    with pytest.raises(ConfigError):
+        compose("+experiment=nice", *overrides, config_dirs=[folder])
+
+
+def test_jobs_have_the_approval_of_the_command_that_submits_them(monkeypatch, tmp_path):
+    typed = compose("llm=openai_compatible", "llm.base_url=https://lab.example.org/v1", f"llm.api_key_env={VARIABLE}")
+    folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
+    recorded = compose("+experiment=nice", config_dirs=[folder])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
+    for experiment in (typed, recorded):
+        assert Experiment(experiment.config).config["llm"] == experiment.config["llm"]
+        with pytest.raises(ConfigError):
+            Experiment({**experiment.config, "trusted_modules": []})
+
+
+def test_options_of_the_package_need_no_approval():
+    for name in ("gpt4o", "claude_haiku", "gemini_flash", "grok", "mistral_medium", "vllm", "ollama"):
+        compose(f"llm={name}", *(["llm.model=m"] if name == "vllm" else []))
+    assert not user_file().exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "entry"),
+    [
+        (litellm_node(model="gpt-4o", api_key_env=VARIABLE), f"{VARIABLE}@https://api.openai.com"),
+        (litellm_node(model="deepseek/chat", api_key_env="OPENAI_API_KEY"), "OPENAI_API_KEY@https://api.deepseek.com"),
+        # litellm would read the provider's variable by itself.
+        (litellm_node(model="gpt-4o", api_key_env=None, api_base="https://e.org"), "OPENAI_API_KEY@https://e.org"),
+        (litellm_node(model="https://e.org/x", api_key_env=VARIABLE), f"{VARIABLE}@https://e.org/x"),
+        (node(base_url="https://api.openai.com.e.org", api_key_env="OPENAI_API_KEY"), None),
+        (node(base_url="http://api.openai.com/v1", api_key_env="OPENAI_API_KEY"), None),
+        (node(base_url="http://127.0.0.1:8000/v1", api_key_env=VARIABLE), f"{VARIABLE}@http://127.0.0.1:8000"),
+        (node(base_url="https://e.org/v1"), "https://e.org"),
+        ({"loggers": {"mlflow": {"tracking_uri": "https://e.org"}}, "trusted_modules": []}, "https://e.org"),
+    ],
+)
+def test_what_a_saved_config_may_not_send(config, entry):
+    with pytest.raises(ConfigError) as error:
+        with_approvals(config)
+    [found] = destinations(config)
+    assert entry in (None, found.entry) and found.entry in str(error.value)
+    assert with_approvals({**config, "trusted_modules": [found.entry]})
+
+
+@given(st.sampled_from(sorted(ORIGINS)), st.sampled_from(sorted(ORIGINS)))
+def test_a_key_belongs_to_one_provider(provider, other):
+    config = node(base_url=f"{ORIGINS[provider]}/v1", api_key_env=f"{other.upper()}_API_KEY")
+    if provider == other:
+        assert with_approvals(config) == config
+    else:
+        with pytest.raises(ConfigError):
+            with_approvals(config)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    run(*GAME, *SMALL, "llm=scripted", f"output_root={root}")
+    return only_run_folder(root)
+
+
+@pytest.fixture
+def theirs(finished, tmp_path):
+    """A third party's run folder that sends a key to their host."""
+    from yaml import safe_dump, safe_load
+
+    folder = tmp_path / "runs" / "theirs" / finished.parent.name / "s0"
+    shutil.copytree(finished, folder)
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "state": "failed", "overrides": [*GAME, *SMALL, *EVIL]}))
+    config = safe_load((folder / "config.yaml").read_text())
+    llm = {**config["llm"], **node(base_url="https://evil.example.org/v1", model="m", api_key_env=VARIABLE)["llm"]}
+    (folder / "config.yaml").write_text(safe_dump({**config, "llm": llm}))
+    return folder
+
+
+def test_a_run_is_not_retried_with_a_key_for_another_host(theirs, capsys):
+    with pytest.raises(SystemExit) as stop:
+        sweep(["retry", str(theirs.parents[2])])
+    assert stop.value.code == 1
+    assert f"--trust {VARIABLE}@https://evil.example.org" in capsys.readouterr().err
+    assert not (theirs.parents[2] / ".sweeps").exists()
+
+
+def test_a_run_is_not_repeated_with_a_key_for_another_host(theirs):
+    with pytest.raises(ConfigError, match=VARIABLE):
+        repeated("llmrl-train", ["--again", str(theirs), "seed=3"])
+    mine = ["llm.base_url=https://mine.example.org/v1", f"llm.api_key_env={VARIABLE}"]
+    for words in (mine[:1], mine[1:]):
+        with pytest.raises(ConfigError, match=VARIABLE):
+            repeated("llmrl-train", ["--again", str(theirs), *words])
+    for words in (mine, ["llm=gpt4o"], [f"trusted_modules=[{VARIABLE}@https://evil.example.org]"]):
+        assert words[-1] in repeated("llmrl-train", ["--again", str(theirs), *words])
+
+
+@pytest.mark.parametrize("key", ["llm.base_url", "llm.api_base", "++llm.api_key_env", "loggers.mlflow.tracking_uri"])
+def test_a_preset_does_not_type_for_the_user(tmp_path, key):
+    path = tmp_path / "experiment" / "nice.yaml"
+    path.parent.mkdir()
+    path.write_text(f"# @package _global_\nhydra: {{sweeper: {{params: {{{key}: 'https://evil.example.org'}}}}}}\n")
+    with pytest.raises(ConfigError, match=r"hydra\.sweeper\.params"):
+        compose("+experiment=nice", config_dirs=[tmp_path])
+
+
+def test_the_record_keeps_what_the_user_has_written():
+    user_file().parent.mkdir(parents=True, mode=0o700)
+    user_file().write_text("my_package  # mine")
+    user_file().chmod(0o600)
+    for _ in range(2):
+        record_destinations(["A_KEY@https://a.org", "https://b.org:8443"])
+    assert user_file().read_text() == "my_package  # mine\nA_KEY@https://a.org\nhttps://b.org:8443\n"
+
+
+def test_a_record_that_cannot_be_written_is_a_warning(caplog):
+    user_file().parent.mkdir(parents=True)
+    user_file().mkdir()
+    record_destinations(["A_KEY@https://a.org"])
+    assert str(user_file()) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("HTTPS://API.example.org:443/v1", "https://api.example.org"),
+        ("http://h.:80", "http://h"),
+        ("http://[::1]:8000/v1/", "http://[::1]:8000"),
+    ],
+)
+def test_origins(address, origin):
+    assert origin_of(address, "llm.base_url") == origin
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://api.openai.com\\@evil.org/v1",
+        "https://u@evil.org/v1",
+        "https://h/v1?k=x",
+        "https://h/v1;key=x",
+        "https://h/v1#x",
+        "https://h\t.org/",
+        "https://h:99999/",
+        "ftp://h/",
+        "h/v1",
+        "",
+    ],
+)
+def test_what_is_no_address(address):
+    with pytest.raises(ConfigError):
+        origin_of(address, "llm.base_url")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "[::1]", "a.localhost"])
+def test_this_machine(host):
+    assert is_loopback(f"http://{host}:8000")
+    check_transport(f"http://{host}:8000/v1", False, "llm.base_url")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "localhost.evil.org", "127.0.0.1.evil.org", "gpu-node", "[fe80::1]"])
+def test_plain_http_beyond_this_machine_is_an_option(host):
+    assert not is_loopback(f"http://{host}:8000")
+    with pytest.raises(ConfigError, match=r"llm\.plain_http=true"):
+        check_transport(f"http://{host}:8000/v1", False, "llm.base_url")
+    check_transport(f"http://{host}:8000/v1", True, "llm.base_url")
+    check_transport(f"https://{host}:8000/v1", False, "llm.base_url")
+
+
+def test_a_run_does_not_begin_over_plain_http(tmp_path):
+    typed = (
+        "llm=openai_compatible",
+        "llm.model=m",
+        "llm.base_url=http://gpu-node:8000/v1",
+        f"output_root={tmp_path}/o",
+    )
+    with pytest.raises(ConfigError, match=r"llm\.plain_http"):
+        compose(*typed).check()
+    assert not (tmp_path / "o").exists()
+    assert compose(*typed, "llm.plain_http=true").hash == compose(*typed).hash
+
+
+@pytest.fixture
+def _resolved(monkeypatch):
+    monkeypatch.setenv("LLMRL_RESOLVED_VARIABLES", "")
+
+
+@pytest.mark.usefixtures("_resolved")
+def test_what_a_preset_reads_from_the_environment_is_redacted(tmp_path, monkeypatch):
+    password = uuid.uuid4().hex
+    monkeypatch.setenv("DB_PASS", password)
+    path = tmp_path / "conf" / "experiment" / "nice.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        f"# @package _global_\nname: x-${{oc.env:DB_PASS}}\noutput_root: {tmp_path}/o/${{oc.env:DB_PASS}}\n"
+        "llm: {model: '${oc.env:DB_PASS}', cache_dir: '${output_root}/${oc.env:DB_PASS}'}\n"
+    )
+    with FakeOpenAIServer() as server:
+        words = (*SMALL, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.max_invalid=null")
+        compose(*words, "+experiment=nice", config_dirs=[tmp_path / "conf"]).run()
+    assert {request["model"] for request in server.requests} == {password}
+    written = [each for each in (tmp_path / "o").rglob("*") if each.is_file()]
+    assert any(each.name == "config.yaml" for each in written)
+    assert MARK in next(each for each in written if each.name == "config.yaml").read_text()
+    for each in written:
+        assert password not in str(each) and password.encode() not in each.read_bytes()
+
+
+@pytest.mark.usefixtures("_resolved")
+def test_a_short_value_is_not_read_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("DB_PASS", "hunter2")
+    monkeypatch.setenv("TASK", "3")
+    path = tmp_path / "experiment" / "nice.yaml"
+    path.parent.mkdir()
+    path.write_text("# @package _global_\nname: ${oc.env:DB_PASS}\n")
+    with pytest.raises(ConfigError, match="DB_PASS"):
+        compose("llm=scripted", "+experiment=nice", config_dirs=[tmp_path])
+    path.write_text("# @package _global_\nseed: ${oc.decode:${oc.env:TASK}}\n")
+    assert compose("llm=scripted", "+experiment=nice", config_dirs=[tmp_path]).config["seed"] == 3
