@@ -36,6 +36,7 @@ def outputs(tmp_path):
         for name in ("backup_1", "checkpoints"):
             (folder / name).mkdir(parents=True)
             (folder / name / "file").write_text("x")
+        (folder / "summary.json").write_text("{}")
         Status(state=state, attempt=1, overrides=[]).write(folder)
     (root / ".sweeps" / "launch").mkdir(parents=True)
     (root / ".sweeps" / "launch" / "log").write_text("x")

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 KEY = "trusted_modules"
 _PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
 _LOGGING = ("logging.Formatter", "logging.NullHandler", "logging.StreamHandler")
+_FOLDERS = {
+    "output_subdir": None,
+    "run": {"dir": "."},
+    "sweep": {"dir": "${output_root}/.sweeps/${now:%Y-%m-%d_%H-%M-%S-%f}", "subdir": "."},
+}
+"""Hydra's options for folders, as in `conf/_run.yaml`, before interpolation."""
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 
 
@@ -170,8 +176,8 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         overrides: what was typed.
 
     Raises:
-        ConfigError: a callback, plugin or logger made of code that is not trusted, a variable of the environment, or
-            overrides that nobody has typed.
+        ConfigError: a callback, plugin or logger made of code that is not trusted, a folder, a variable of the
+            environment, or overrides that nobody has typed.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -206,6 +212,13 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     for key in (sweeper.get("params") if isinstance(sweeper, dict) else None) or {}:
         if _key(str(key)).startswith((KEY, "hydra", "hardware.backend.")):
             raise ConfigError(f"hydra.sweeper.params has {key}: type it")
+    plain: Any = OmegaConf.to_container(own, resolve=False)
+    for name, expected in _FOLDERS.items():
+        if (value := plain[name]) != expected:
+            raise ConfigError(
+                f"hydra.{name}={value} is set in an option file, and Hydra would create folders by it; accepted: "
+                f"{expected} (folders of runs follow from output_root and name)"
+            )
     for name in own.job.env_set:
         if not _typed_variable(str(name), overrides) and name not in own.job.env_copy:
             raise ConfigError(f"hydra.job.env_set.{name} is set in an option file; type it, or export {name}")

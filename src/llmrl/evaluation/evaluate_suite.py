@@ -29,7 +29,7 @@ from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
-from llmrl.run.files import inside
+from llmrl.run.files import inside, refuse_links
 
 PLAYERS = (STUDENT, "random", "bot")
 
@@ -122,6 +122,7 @@ def _play_suite(
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
+    refuse_links(out)
     llm = build_llm(with_budget(alone(config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {

@@ -15,7 +15,7 @@ from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.run.artifacts import read_config
-from llmrl.run.files import inside, write_atomic, write_bytes, write_script
+from llmrl.run.files import inside, refuse_links, write_atomic, write_bytes, write_script
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], 
         (out / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"cannot write the explorer {out}: {why(out, error, '--out')}") from error
+    refuse_links(out)
     entries = []
     for i, record in enumerate(records):
         said(f"explorer, run {i + 1:,} of {len(records):,}")
