@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,15 +14,18 @@ import pytest
 from llmrl.analysis.runs import read_run
 from llmrl.core.errors import LlmrlError, RunFolderError
 from llmrl.llms.call_log import CallLog
+from llmrl.run.artifacts import read_config
 from llmrl.run.files import read_lines
 from llmrl.run.log_file import LogFile
-from llmrl.run.metrics import read_metrics
+from llmrl.run.metrics import MetricLog, read_metrics
+from llmrl.run.queued import Queued, read_queued
 from llmrl.run.run import Run
 from llmrl.run.tensorboard_file import EventFile
 from llmrl.run.training_episodes import TrainingEpisodes, read_training_episodes
 
 CONFIG = {"env": "toy"}
 FILES = ("metrics.jsonl", "training_episodes.tsv", "run.log", "llm_calls.jsonl", ".events.tmp")
+QUEUED = json.dumps(asdict(Queued("", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", []))).encode()
 FOLDERS = ("checkpoints", "episodes", "trajectories", "sources", "sinks", "llm_images", "backup.partial")
 
 
@@ -58,6 +64,8 @@ def test_a_resumed_run_changes_nothing_behind_a_link(tmp_path: Path, precious: P
     path = folder / name
     if path.exists():
         path.rename(tmp_path / "moved")
+    if name in FILES:
+        shutil.rmtree(folder / "checkpoints")  # such a file is emptied, where one of a checkpoint is compared with it
     path.symlink_to(precious if name in FOLDERS else precious / "file")
     before = contents(precious)
     with contextlib.suppress(LlmrlError), opened(tmp_path / "outputs", rerun=rerun) as run:
@@ -80,21 +88,23 @@ def test_a_link_ends_a_resume_with_an_error_that_names_it(tmp_path: Path, precio
     assert name in str(error.value)
 
 
-WRITERS = {
-    "metrics.jsonl": lambda folder: Run.open(folder, "toys", CONFIG),
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "metrics.jsonl": MetricLog,
     "training_episodes.tsv": lambda folder: TrainingEpisodes(folder, 1, None, []),
     "run.log": LogFile,
     "llm_calls.jsonl": lambda folder: CallLog(folder / "llm_calls.jsonl"),
     ".events.tmp": lambda folder: EventFile(folder, 0.0),
 }
-READERS = {
-    "metrics.jsonl": lambda folder: read_metrics(folder / "metrics.jsonl"),
-    "training_episodes.tsv": read_training_episodes,
-    "episodes.jsonl": lambda folder: read_lines(folder / "episodes.jsonl"),
+READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
+    "metrics.jsonl": (b'{"kind": "update"}\n', lambda folder: read_metrics(folder / "metrics.jsonl")),
+    "training_episodes.tsv": (b'# {"games": 1, "horizon": 1}\ngame\tstart\tlength\n', read_training_episodes),
+    "episodes.jsonl": (b"{}\n", lambda folder: read_lines(folder / "episodes.jsonl")),
+    "config.yaml": (b"env: {}\n", lambda folder: read_config(folder, ())),
+    "queued.json": (QUEUED, read_queued),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "metrics.jsonl"])
+@pytest.mark.parametrize("name", WRITERS)
 def test_each_writer_refuses_a_link_by_itself(tmp_path: Path, precious: Path, name: str) -> None:
     """A link that appears after the run folder was searched is not followed either."""
     (tmp_path / name).symlink_to(precious / "file")
@@ -105,10 +115,11 @@ def test_each_writer_refuses_a_link_by_itself(tmp_path: Path, precious: Path, na
 
 @pytest.mark.parametrize("name", READERS)
 def test_each_reader_refuses_a_link(tmp_path: Path, name: str) -> None:
-    (tmp_path / "outside").write_text('{"kind": "update"}\na\n')
+    content, read = READERS[name]
+    (tmp_path / "outside").write_bytes(content)
     (tmp_path / name).symlink_to("outside")
     with pytest.raises(RunFolderError):
-        READERS[name](tmp_path)
+        read(tmp_path)
 
 
 def test_a_checkpoint_behind_a_link_is_not_read(tmp_path: Path) -> None:

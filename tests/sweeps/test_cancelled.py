@@ -22,7 +22,7 @@ import sweeping
 from llmrl.analysis.runs import UNFINISHED, Queue, read_run
 from llmrl.cli import sweep
 from llmrl.cli.sweep import RETRIED
-from llmrl.run.ownership import Owner, Ownership, has_open, process_start, this_machine
+from llmrl.run import ownership
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_status
@@ -259,14 +259,14 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_is_signaled_only_if_it_holds_the_run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     """An owner file or a launch record with the id and start time of any process, which everybody can read."""
-    pid, start = bystander.pid, process_start(bystander.pid)
+    pid, start = bystander.pid, ownership.process_start(bystander.pid)
     assert start is not None
     running, waiting = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
     running.mkdir(parents=True)
     Status("running", pid=pid).write(running)
-    owner = Owner("here", this_machine(), pid, start, 1, "", 0, "token")
+    owner = ownership.Owner("here", ownership.this_machine(), pid, start, 1, "", 0, "token")
     (running / "owner.json").write_text(json.dumps(asdict(owner)))
-    changes: dict[str, Any] = {"backend": "", "machine": this_machine(), "pid": pid, "process_start": start}
+    changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": pid, "process_start": start}
     in_slurm(waiting, "", **changes, sweep=str(tmp_path))
     (tmp_path / "launcher.alive").touch()
     found = records(tmp_path / "outputs")
@@ -282,11 +282,11 @@ def test_the_process_that_holds_the_run_is_signaled(tmp_path: Path) -> None:
     Status("running").write(folder)
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    ownership = Ownership(folder)
+    owned = ownership.Ownership(folder)
     try:
         assert cancel(records(tmp_path / "outputs")) == (0, 1, [])
         assert received == [signal.SIGTERM]
     finally:
-        ownership.release()
+        owned.release()
         signal.signal(signal.SIGTERM, before)
-    assert not has_open(os.getpid(), folder / "owner.json")
+    assert not ownership.has_open(os.getpid(), folder / "owner.json")
