@@ -342,7 +342,7 @@ LINKED = (
     *("metrics.jsonl", "training_episodes.tsv", "run.log", "llm_calls.jsonl", "episodes.jsonl", ".events.tmp"),
     *("provenance.json", "config.yaml", "summary.json", "results.json", "owner.json", "status.json"),
     *("checkpoints", "checkpoints/checkpoint_000000001.pt", "episodes", "episodes/0/frames", "trajectories"),
-    *("sources", "sources.partial", "sinks", "sinks/wandb", "llm_images", "backup.partial"),
+    *("sources", "sources.partial", "loggers", "loggers/wandb", "llm_images", "backup.partial"),
 )
 
 for where in ("a file", "a folder", "nowhere"):

@@ -26,7 +26,7 @@ from llmrl.run.training_episodes import TrainingEpisodes, read_training_episodes
 CONFIG = {"env": "toy"}
 FILES = ("metrics.jsonl", "training_episodes.tsv", "run.log", "llm_calls.jsonl", ".events.tmp")
 QUEUED = json.dumps(asdict(Queued("", 0, "", "m", 1, "1", "h", "s", "", "", "", 0.0, "", []))).encode()
-FOLDERS = ("checkpoints", "episodes", "trajectories", "sources", "sinks", "llm_images", "backup.partial")
+FOLDERS = ("checkpoints", "episodes", "trajectories", "sources", "loggers", "llm_images", "backup.partial")
 
 
 def opened(root: Path, **options: bool) -> Run:
@@ -122,6 +122,20 @@ def test_each_reader_refuses_a_link(tmp_path: Path, name: str) -> None:
         read(tmp_path)
 
 
+@pytest.mark.parametrize("level", ["run", "seed"])
+def test_a_run_folder_that_is_a_link_is_refused(tmp_path: Path, precious: Path, level: str) -> None:
+    folder = interrupted(tmp_path / "outputs")
+    (precious / "s0").mkdir()
+    path = folder if level == "seed" else folder.parent
+    path.rename(tmp_path / "moved")
+    path.symlink_to(precious / "s0" if level == "seed" else precious)
+    before = contents(precious)
+    for rerun in (False, True):
+        with pytest.raises(RunFolderError):
+            opened(tmp_path / "outputs", rerun=rerun)
+    assert contents(precious) == before
+
+
 def test_a_checkpoint_behind_a_link_is_not_read(tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "outputs")
     [checkpoint] = (folder / "checkpoints").iterdir()
@@ -133,7 +147,7 @@ def test_a_checkpoint_behind_a_link_is_not_read(tmp_path: Path) -> None:
 
 def test_links_in_backups_and_in_folders_of_sinks_are_left_alone(tmp_path: Path, precious: Path) -> None:
     folder = interrupted(tmp_path / "outputs")
-    for place in ("backup_1", "sinks/wandb"):
+    for place in ("backup_1", "loggers/wandb"):
         (folder / place).mkdir(parents=True)
         (folder / place / "latest").symlink_to(precious)
     with opened(tmp_path / "outputs") as run:

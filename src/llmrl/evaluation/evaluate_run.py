@@ -102,7 +102,8 @@ def _folder(run: Path, settings: EvaluationSettings, asked: Sequence[str]) -> Pa
     compared = [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in asked)}"] if len(asked) > 1 else []
     out = settings.out or inside(run, folder_name([*settings.env, *compared]))
     out.mkdir(parents=True, exist_ok=True)
-    refuse_links(out)
+    if settings.out is None:
+        refuse_links(out)
     return out
 
 

@@ -63,6 +63,8 @@ def evaluate_suite(
             tell(f"Run {i + 1} of {len(runs)}: {run}")
             own = replace(settings, out=settings.out / str(i) if settings.out else None)
         place = inside(run, "evaluation", f"suite_{name}") if own.out is None else own.out / f"suite_{name}"
+        if own.out is None:
+            refuse_links(place)
         # Who has no runs plays once.
         found.append(_play_suite(each, [STUDENT] if found else players, own, name, content, place, tell))
     if len(found) > 1:
@@ -122,7 +124,6 @@ def _play_suite(
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
-    refuse_links(out)
     llm = build_llm(with_budget(alone(config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {

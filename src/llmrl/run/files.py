@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +84,13 @@ def inside(folder: Path, *names: str) -> Path:
     for name in names:
         path = path / name
         if path.is_symlink():
-            raise RunFolderError(f"{path} is a link; what is behind it is not written to unless you name it (--out)")
+            raise RunFolderError(
+                f"{path} is a link; what is behind it is not written to unless you name it (--out, output_root)"
+            )
     return path
 
 
-def refuse_links(folder: Path) -> None:
-    """Raise RunFolderError if there is a symbolic link in `folder`, whose target would be written to.
-
-    The contents of backups, to which nothing is written, and of sinks' folders, where libraries make their own links,
-    are not searched.
-    """
-    if (link := find_link(folder, ("backup_*", "sinks/*"))) is not None:
+def refuse_links(folder: Path, skipped: Sequence[str] = ()) -> None:
+    """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_link`."""
+    if (link := find_link(folder, skipped)) is not None:
         raise RunFolderError(f"{link} is a link, which is not followed; put a copy in its place, or remove it")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.module_sources import collected_files, module_content
 from llmrl.run.files import write_bytes
@@ -43,9 +44,16 @@ def save_sources(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def changed_sources(folder: Path) -> list[str]:
-    """Return the files in `sources/` of a run folder whose modules are different or missing now, as relative paths."""
+    """Return the files in `sources/` of a run folder whose modules are different or missing now, as relative paths.
+
+    Raises:
+        RunFolderError: a file cannot be read, or is a link.
+    """
     copies = {path.relative_to(folder / FOLDER): path for path in sorted((folder / FOLDER).rglob("*.py"))}
-    return [str(path) for path, copy in copies.items() if module_content(_name(path)) != read_bytes(copy, folder)]
+    try:
+        return [str(path) for path, copy in copies.items() if module_content(_name(path)) != read_bytes(copy, folder)]
+    except OSError as error:
+        raise RunFolderError(f"cannot read {folder / FOLDER}: {error.strerror or error}") from error
 
 
 def import_from(files: Mapping[str, bytes], folder: Path) -> None:

@@ -43,13 +43,14 @@ def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], 
     records = read_runs(folder)
     if not records:
         raise RunFolderError(f"{folder} has no run; give a folder of runs, such as outputs or outputs/<name>")
-    out = inside(folder, FOLDER) if out is None else out
+    if out is None:
+        out = inside(folder, FOLDER)
+        refuse_links(out)
     web = files("llmrl.analysis.explorer") / "web"
     try:
         (out / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"cannot write the explorer {out}: {why(out, error, '--out')}") from error
-    refuse_links(out)
     entries = []
     for i, record in enumerate(records):
         said(f"explorer, run {i + 1:,} of {len(records):,}")
