@@ -18,9 +18,9 @@ from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, series
 from llmrl.analysis.study_settings import StudySettings, names_of
 from llmrl.analysis.training_curves import common_frames, is_told
-from llmrl.run.artifacts import CONFIG_NAME, SUMMARY_NAME
+from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.metrics import FILE_NAME, KIND, X
-from llmrl.run.status import Status
+from llmrl.run.status import SUMMARY_NAME, Status
 
 SUMMARY_KEYS = (
     "recommendation",

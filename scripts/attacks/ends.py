@@ -149,7 +149,8 @@ class Ended:
         (folder / "slow_parts.py").write_text(PARTS)
         self.folder, self.number = folder, number
         self.command = [sys.executable, *program, *overrides]
-        self.environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"} | environment
+        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        self.environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment
         ready = ready or (lambda: (folder / "stalled").exists())
         with (folder / "said").open("w") as said:
             process = subprocess.Popen(

@@ -55,7 +55,8 @@ def plain(text: str) -> bool:
 
 def command(folder: Path, *arguments: str, name: str = "llmrl-train", **variables: str) -> tuple[int, str]:
     """A real command in a process of its own: exit code and standard error."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **variables}
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
     environment.pop("HYDRA_FULL_ERROR", None) if "HYDRA_FULL_ERROR" not in variables else None
     done = subprocess.run(
         [str(BIN / name), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
@@ -309,7 +310,7 @@ def _(folder: Path) -> tuple[bool, str]:
     return True, f"200 refused as {kinds}"
 
 
-@attack("resuming where metrics.jsonl is not UTF-8", "an error with the line; rerun=true goes on")
+@attack("resuming where metrics.jsonl is not UTF-8", "an error with the file; rerun=true goes on")
 def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run.run import Run
 
@@ -320,7 +321,86 @@ def _(folder: Path) -> tuple[bool, str]:
     (run.folder / "metrics.jsonl").write_bytes(b'{"kind": "\xc3\x28"}\n')
     held, said = refused(lambda: toy(folder))
     toy(folder, rerun=True)
-    return held and "line 1 is not UTF-8" in said, said
+    return held and "metrics.jsonl" in said and "rerun=true" in said, said
+
+
+# Run folders that somebody else has made
+
+
+def interrupted(root: Path) -> Path:
+    """A run that stopped after its first checkpoint."""
+    from llmrl.run.run import Run
+
+    with contextlib.suppress(ZeroDivisionError), Run.open(root, "toys", {"env": "toy"}, ["env=toy"], 0) as run:
+        run.metrics.log("update", "updates", {"loss": 1.0}, updates=1, env_steps=0)
+        run.checkpoint(1, {"i": 1})
+        raise ZeroDivisionError
+    return run.folder
+
+
+LINKED = (
+    *("metrics.jsonl", "training_episodes.tsv", "run.log", "llm_calls.jsonl", "episodes.jsonl", ".events.tmp"),
+    *("provenance.json", "config.yaml", "summary.json", "results.json", "owner.json", "status.json"),
+    *("checkpoints", "checkpoints/checkpoint_000000001.pt", "episodes", "episodes/0/frames", "trajectories"),
+    *("sources", "sources.partial", "loggers", "loggers/wandb", "llm_images", "backup.partial"),
+)
+
+for where in ("a file", "a folder", "nowhere"):
+
+    @attack(f"{len(LINKED)} names of a run folder as links to {where}", "refused or replaced, on resume and rerun")
+    def _(folder: Path, where: str = where) -> tuple[bool, str]:
+        from llmrl.run import ownership
+
+        ownership._EMPTY_GRACE_S = 0.0
+        precious = folder / "precious"
+        for name in ("file", "checkpoint_000000009.pt", ".checkpoint_x.tmp", "7.npz", "0/frames/000000.png"):
+            (precious / name).parent.mkdir(parents=True, exist_ok=True)
+            (precious / name).write_text("years of work\n")
+        before = {path: path.read_text() for path in precious.rglob("*") if path.is_file()}
+        target = {"a file": precious / "file", "a folder": precious, "nowhere": precious / "new"}[where]
+        wrong, ends = [], []
+        for i, name in enumerate(LINKED):
+            for rerun in (False, True):
+                root = folder / f"{i}_{rerun}"
+                path = interrupted(root) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                path.unlink(missing_ok=True)
+                path.symlink_to(target)
+                held, said = refused(lambda root=root, rerun=rerun: toy(root, rerun=rerun))
+                ends.append(held)
+                if not held and not said.startswith("went on"):
+                    wrong.append(f"{name}: {said}")
+                if before != {path: path.read_text() for path in precious.rglob("*") if path.is_file()}:
+                    return False, f"{name}, rerun={rerun}: something outside has changed"
+        return not wrong, "; ".join(wrong) or f"{sum(ends)} of {len(ends)} refused, nothing outside has changed"
+
+
+@attack("metrics.jsonl is a link to a thesis where a real command goes on", "one message, the thesis is whole")
+def _(folder: Path) -> tuple[bool, str]:
+    code, said = command(folder, *SMALL)
+    run = next(folder.rglob("config.yaml")).parent
+    (folder / "thesis").write_text("years of work\n")
+    for name in ("status.json", "metrics.jsonl"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").symlink_to(folder / "thesis")
+    again, said = command(folder, *SMALL)
+    held = code == 0 and again == 1 and plain(said) and "metrics.jsonl" in said
+    return held and (folder / "thesis").read_text() == "years of work\n", last(said)
+
+
+@attack("status.json of an unfinished run says finished, result 99", "refused; goes on from its checkpoint without it")
+def _(folder: Path) -> tuple[bool, str]:
+    run = interrupted(folder)
+    content = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**content, "state": "finished", "result": 99.0}))
+    held, said = refused(lambda: toy(folder))
+    (run / "status.json").unlink()
+    toy(folder)
+    result = json.loads((run / "status.json").read_text())["result"]
+    return held and "summary.json" in said and result == 1.0, said
 
 
 # Files that go away
@@ -395,6 +475,24 @@ def _(folder: Path) -> tuple[bool, str]:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@attack("a tmpfs of 12 inodes under the outputs of a real command", "failed, inodes named, resumes")
+def _(folder: Path) -> tuple[bool, str]:
+    disk = folder / "disk"
+    disk.mkdir()
+    options = "size=52m,nr_inodes=12"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], capture_output=True).returncode:
+        return True, "no file system can be mounted here"
+    try:
+        overrides = (*SMALL, f"output_root={disk}/outputs")
+        code, said = command(folder, *overrides)
+        held = code == 1 and plain(said) and "inodes" in said and "MB are free" not in said
+        subprocess.run(["mount", "-o", "remount,nr_inodes=1000", str(disk)], check=True)
+        again, said_2 = command(folder, *overrides)
+        return held and again == 0, f"{last(said)}; again {again} {'' if again == 0 else last(said_2)}"
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 @attack("a full tmpfs under 6 writers of files", "a clear error each, and an empty folder")
 def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
@@ -451,14 +549,14 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     import logging
 
+    from full_disk import no_file_larger_than
     from llmrl.run.log_file import LogFile
 
-    (folder / "run.log").symlink_to("/dev/full")
     said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    with contextlib.redirect_stderr(said), no_file_larger_than(0):
         log = LogFile(folder)
         for i in range(5):
-            log.error(logging.getLogger("llmrl.attack"), f"line {i}")
+            log.write(logging.getLogger("llmrl.attack"), logging.ERROR, f"line {i}")
         log.close()
     text = said.getvalue()
     return "Traceback" not in text and 1 <= text.count("cannot be written") <= 2, text.strip()
@@ -572,6 +670,42 @@ for how, expected in (("Ctrl-C", "stopped"), ("llmrl-sweep cancel", "preempted")
             return seen == ["lost", "lost", "running"] and "Traceback" not in err, str(seen)
         held = seen == sorted(["cancelled", "cancelled", expected]) and "Traceback" not in err
         return held, f"{seen}, exit code {process.returncode}"
+
+
+@attack("llmrl-sweep cancel of job ids that are options, and of a bystander's process", "not reached, not signaled")
+def _(folder: Path) -> tuple[bool, str]:
+    from llmrl.run import ownership
+    from llmrl.run.queued import Queued
+    from llmrl.run.status import Status
+
+    for name, text in (("scancel", ""), ("squeue", ""), ("scontrol", "ClusterName = atlas\n"), ("sacct", "")):
+        (folder / "bin").mkdir(exist_ok=True)
+        script = folder / "bin" / name
+        script.write_text(f'#!/bin/sh\necho "$@" >> {folder}/{name}.asked\nprintf "{text}"\n')
+        script.chmod(0o755)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        machine, start = ownership.this_machine(), ownership.process_start(bystander.pid) or ""
+        slurm = "llmrl.sweeps.backends.slurm_submission.Slurm"
+        for i, job_id in enumerate(("--user=root", "--state=RUNNING", "1 2", "1_[0-9]", "")):
+            run = folder / "outputs" / "study" / "defaults-00000000" / f"s{i}"
+            run.mkdir(parents=True)
+            Queued(
+                slurm if job_id else "", 0, job_id, machine, bystander.pid, start, "here", str(folder), "", "elsewhere",
+                "ada", 0.0, "", [],
+            ).write(run)  # fmt: skip
+        owned = folder / "outputs" / "study" / "defaults-00000000" / "s9"
+        owned.mkdir()
+        Status("running", pid=bystander.pid).write(owned)
+        owner = ownership.Owner("here", machine, bystander.pid, start, 1, "", 0, "token")
+        (owned / "owner.json").write_text(json.dumps(vars(owner)))
+        path = f"{folder / 'bin'}:{os.environ['PATH']}"
+        code, said = command(folder, "cancel", "outputs", name="llmrl-sweep", PATH=path)
+        held = code == 1 and said.count("not reached") == 6 and "Traceback" not in said
+        return held and not (folder / "scancel.asked").exists() and bystander.poll() is None, last(said)
+    finally:
+        bystander.kill()
+        bystander.wait()
 
 
 @attack("SLURM's accounts of arrays that were cancelled, in 5 spellings", "cancelled for tasks that never began")

@@ -21,8 +21,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from attack import attack, main
 
+from full_disk import no_file_larger_than
 from llmrl.analysis.llm_calls import run_totals
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError, RunFolderError
 from llmrl.core.records import ChatRequest
@@ -274,10 +276,9 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     with server(lambda handler, number: handler.reply()) as (url, generated):
         chat = client(url, folder)
-        assert chat.ledger is not None
-        chat.ledger.path = Path("/dev/full")
         try:
-            chat.chat([ask(1)])
+            with no_file_larger_than(0):
+                chat.chat([ask(1)])
         except RunFolderError as error:
             return not generated, str(error)
         finally:

@@ -294,6 +294,20 @@ def _(folder: Path) -> tuple[bool, str]:
     return refused(folder, trained(*options(folder, text), "experiment=nice"), "hydra.job.env_set.LD_PRELOAD")
 
 
+for _key, _value in (
+    ("run", "{dir: pwned}"),
+    ("run", "{dir: '${output_root}/../pwned'}"),
+    ("sweep", "{dir: pwned}"),
+    ("output_subdir", "pwned"),
+):
+
+    @attack(f"a preset with hydra.{_key}={_value}", "refused, no folder is created")
+    def _(folder: Path, key: str = _key, value: str = _value) -> tuple[bool, str]:
+        own = options(folder, f"# @package _global_\nhydra: {{{key}: {value}}}\n")
+        held, said = refused(folder, trained(*own, "experiment=nice"), f"hydra.{key}=")
+        return held and not list(folder.rglob("pwned")), said
+
+
 @attack("overrides that a preset claims were typed", "refused")
 def _(folder: Path) -> tuple[bool, str]:
     text = "# @package _global_\nhydra: {overrides: {hydra: ['hydra.job.env_set.X=1']}}\n"

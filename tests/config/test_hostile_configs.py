@@ -146,6 +146,10 @@ OPTIONS = {
         }
     },
     "a library to preload": {"hydra": {"job": {"env_set": {"PYTHONPATH": "/tmp/evil"}}}},
+    "a folder of a run": {"hydra": {"run": {"dir": "touched"}}},
+    "a folder for Hydra's files": {"hydra": {"output_subdir": "touched"}},
+    "a folder of the sweeper's launches": {"hydra": {"sweep": {"dir": "touched"}}},
+    "a folder of the sweeper's runs": {"hydra": {"sweep": {"subdir": "../touched"}}},
     "a part of the sweeper": {"hydra": {"sweeper": {"params": {"_target_": "evil.boom"}}}},
     "overrides of the sweeper": {"hydra": {"sweeper": {"params": {"trusted_modules": "[evil]"}}}},
     "shell lines by the sweeper": {"hydra": {"sweeper": {"params": {"hardware.backend.setup": "[touch touched]"}}}},

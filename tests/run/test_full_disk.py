@@ -93,6 +93,18 @@ def test_every_way_of_having_no_room_is_told_alike(tmp_path: Path, number: int) 
     assert why(tmp_path, PermissionError(errno.EACCES, "Permission denied")) == "Permission denied"
 
 
+@pytest.mark.parametrize(("inodes", "free", "exhausted"), [(1000, 0, True), (1000, 1, False), (0, 0, False)])
+def test_a_disk_that_takes_no_more_files_is_not_told_to_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, free: int, exhausted: bool
+) -> None:
+    """With 52 MB free; file systems without a limit of inodes report 0 of 0."""
+    found = os.statvfs_result((4096, 4096, 99999, 12695, 12695, inodes, free, free, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    said = why(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert ("inodes" in said) == exhausted and ("MB are free" in said) != exhausted
+    assert "inodes" not in why(tmp_path / "a", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+
+
 def test_lines_and_calls_that_find_no_room_are_told(tmp_path: Path) -> None:
     lines = LineFile(tmp_path / "lines.jsonl")
     ledger = CallLog(tmp_path / "calls.jsonl")

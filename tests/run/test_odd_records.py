@@ -133,10 +133,12 @@ def test_an_odd_owner_of_a_run_that_seems_to_go_on_makes_it_unreadable(tmp_path:
         path.write_text(whole)
 
 
-def test_a_link_to_nowhere_is_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_to_nowhere_is_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "_EMPTY_GRACE_S", 0.0)
     (tmp_path / ownership.FILE_NAME).symlink_to("nowhere")
-    ownership.Ownership(tmp_path).release()
+    with pytest.raises(RunFolderError):
+        ownership.Ownership(tmp_path)
+    ownership.Ownership(tmp_path, anew=True).release()
     assert not os.path.lexists(tmp_path / ownership.FILE_NAME)
 
 
@@ -153,7 +155,7 @@ def test_an_odd_queue_record_costs_that_run_alone(tmp_path: Path, how: str) -> N
 def test_a_file_without_end_is_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     path.symlink_to("/dev/zero")
-    with pytest.raises(RunFolderError, match="it is no file"):
+    with pytest.raises(RunFolderError, match="symbolic link"):
         status.read_status(tmp_path)
     path.unlink()
     path.touch()
@@ -240,7 +242,7 @@ def test_a_missing_field_is_named_even_if_it_has_a_default() -> None:
         (b'{"a": "\xff"}', "it is not UTF-8 (byte 7)"),
         (b"[" * 100_000, "it is nested too deeply"),
         (b"{half", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (None, "it is no file"),
+        (None, "Is a directory"),
     ],
 )
 def test_a_file_that_is_no_object_says_why(tmp_path: Path, data: bytes | None, said: str) -> None:
@@ -263,7 +265,7 @@ def test_a_file_is_read_as_the_object_it_is(tmp_path: Path) -> None:
     assert read_object(path) == {}, "as large as can be"
     path.unlink()
     path.symlink_to(path.name)
-    with pytest.raises(ValueError, match=r"^Too many levels of symbolic links$"):
+    with pytest.raises(ValueError, match="symbolic link"):
         read_object(path)
 
 

@@ -81,6 +81,7 @@ def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
         raise SystemExit(128 + signal.SIGTERM)
     if config["does"] == "exit":
         raise SystemExit(7)
+    (folder / "summary.json").write_text("{}")
     replace(status, state="finished", result=float(config["seed"])).write(folder)
     return float(config["seed"])
 
@@ -193,6 +194,7 @@ class Detached(Backend):
                 "import sys, time, pathlib, json\n"
                 "folder, end = map(pathlib.Path, sys.argv[1:])\n"
                 "while not end.exists(): time.sleep(0.02)\n"
+                "(folder / 'summary.json').write_text('{}')\n"
                 "(folder / 'status.json').write_text(end.read_text())\n"
             )
             end = Path(self.folder, "end")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import sweeping
 from llmrl.analysis.runs import UNFINISHED, Queue, read_run
 from llmrl.cli import sweep
 from llmrl.cli.sweep import RETRIED
+from llmrl.run import ownership
 from llmrl.run.queued import Queued, cancelled_by, read_queued
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_status
@@ -231,3 +234,59 @@ def test_tasks_of_an_array_are_told_apart(ranges: list[tuple[int, int]], limited
         and slurm_status.tasks_of("7_3") == ["7_3"]
         and slurm_status.tasks_of("7_[") == ["7_["]
     )
+
+
+@pytest.mark.parametrize("job_id", ["--user=root", "--state=RUNNING", "12 13", "12_", "12_[0-9]", "12_0,13", "-1"])
+def test_only_ids_of_jobs_are_passed_to_the_scheduler(
+    tmp_path: Path, cluster: Callable[[str, str], Path], job_id: str
+) -> None:
+    """What stands in a run folder is no option of scancel; other jobs are cancelled all the same."""
+    bin_folder = cluster(f"{job_id}|RUNNING|None\n12_3|RUNNING|None\n13|PENDING|Priority\n", "")
+    for i, each in enumerate((job_id, "12_3", "13")):
+        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", each)
+    jobs, signaled, unreachable = cancel(records(tmp_path / "outputs"))
+    assert (jobs, signaled) == (2, 0) and len(unreachable) == 1
+    assert (bin_folder / "scancel.asked").read_text().split() == ["12_3", "13"]
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user that has nothing to do with a run."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_signaled_only_if_it_holds_the_run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    """An owner file or a launch record with the id and start time of any process, which everybody can read."""
+    pid, start = bystander.pid, ownership.process_start(bystander.pid)
+    assert start is not None
+    running, waiting = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
+    running.mkdir(parents=True)
+    Status("running", pid=pid).write(running)
+    owner = ownership.Owner("here", ownership.this_machine(), pid, start, 1, "", 0, "token")
+    (running / "owner.json").write_text(json.dumps(asdict(owner)))
+    changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": pid, "process_start": start}
+    in_slurm(waiting, "", **changes, sweep=str(tmp_path))
+    (tmp_path / "launcher.alive").touch()
+    found = records(tmp_path / "outputs")
+    assert [record.state for record in found] == ["running", "queued"]
+    jobs, signaled, unreachable = cancel(found)
+    assert (jobs, signaled) == (0, 0) and len(unreachable) == 2
+    assert bystander.poll() is None
+
+
+def test_the_process_that_holds_the_run_is_signaled(tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "study" / "defaults-00000000" / "s0"
+    folder.mkdir(parents=True)
+    Status("running").write(folder)
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    owned = ownership.Ownership(folder)
+    try:
+        assert cancel(records(tmp_path / "outputs")) == (0, 1, [])
+        assert received == [signal.SIGTERM]
+    finally:
+        owned.release()
+        signal.signal(signal.SIGTERM, before)
+    assert not ownership.has_open(os.getpid(), folder / "owner.json")

@@ -36,6 +36,7 @@ def outputs(tmp_path):
         for name in ("backup_1", "checkpoints"):
             (folder / name).mkdir(parents=True)
             (folder / name / "file").write_text("x")
+        (folder / "summary.json").write_text("{}")
         Status(state=state, attempt=1, overrides=[]).write(folder)
     (root / ".sweeps" / "launch").mkdir(parents=True)
     (root / ".sweeps" / "launch" / "log").write_text("x")
@@ -55,7 +56,7 @@ def test_it_removes_what_is_there(outputs, capsys):
     assert "would remove 4 items" in capsys.readouterr().out and (outputs / ".sweeps" / "launch").is_dir()
     assert clean(outputs, *KINDS, "--yes") == 0
     assert contents(outputs) == [
-        *(".sweeps", "name", "name/run", "name/run/s0", "name/run/s0/status.json"),
+        *(".sweeps", "name", "name/run", "name/run/s0", "name/run/s0/status.json", "name/run/s0/summary.json"),
     ]
 
 

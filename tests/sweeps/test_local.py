@@ -252,6 +252,7 @@ def test_a_thousand_finished_runs_are_read_in_seconds(tmp_path):
     for i in range(1000):
         folder = tmp_path / "outputs" / "study" / f"principal_p{i // 10}-{i // 10:08x}" / f"s{i % 10}"
         folder.mkdir(parents=True)
+        (folder / "summary.json").write_text("{}")
         Status("finished", result=float(i), overrides=[f"principal=p{i // 10}"], progress=RunProgress(1, 1)).write(
             folder
         )

@@ -100,6 +100,7 @@ def test_what_has_ended_does_not_hold_up_a_cancel(tmp_path: Path, cluster: Path)
     launch(nine, SharedTask(one, told), tmp_path / "sweep", wait=False)
     with_first = [job for job in nine if read_queued(job.folder).job_id == "77_0"]  # type: ignore[union-attr]
     for job in with_first[1:]:
+        (job.folder / "summary.json").write_text("{}")
         Status("finished", attempt=1, result=1.0).write(job.folder)
     assert cancel(records(with_first[0].folder)) == (1, 0, [])
 

@@ -63,6 +63,7 @@ def test_a_queued_run_waits_for_the_first_unfinished_run_before_it(tmp_path: Pat
     assert stage_of(waiting) == RunStage("pre-training", "seed 1", 2, 3, None, None)
     Status(progress=RunProgress(done=1, total=4, eta_s=60.0)).write(needed)
     assert stage_counts([waiting]) == "1 run: 1 waiting for pre-training 25% (1:00 left)"
+    (needed / "summary.json").write_text("{}")
     Status(state="finished").write(needed)
     assert stage_of(waiting) is None
 
@@ -76,6 +77,7 @@ def test_the_closing_table_lists_needed_runs_each_once(tmp_path: Path, capsys: p
     ]
     for folder, records in ((scan, [PrerequisiteRecord("pre-training", "of the scan", str(nested))]), (nested, [])):
         folder.mkdir()
+        (folder / "summary.json").write_text("{}")
         Status(state="finished", prerequisites=records, started=time.time() - 75).write(folder)
     outcomes = [
         SimpleNamespace(folder=pretraining, state="failed", job=SimpleNamespace(what="pre-training", name="preset"))

@@ -13,7 +13,7 @@ import numpy as np
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.statistics import standard_error
-from llmrl.run.artifacts import SUMMARY_NAME
+from llmrl.run.status import SUMMARY_NAME
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import open_file
 from llmrl.core.plain_data import read_object
 from llmrl.run import ownership
-from llmrl.run.artifacts import CONFIG_NAME, SUMMARY_NAME
+from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import is_run_folder, old_layout, seed_of
 from llmrl.run.heartbeat import is_fresh
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
 from llmrl.run.queued import Queued, read_queued
-from llmrl.run.status import RunProgress, RunState, Status, read_status
+from llmrl.run.status import SUMMARY_NAME, RunProgress, RunState, Status, read_status
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class RunRecord:
         Rows of different kinds follow each other, so one row alone tells little. Reads the end of the file only.
         """
         try:
-            with (self.folder / METRICS_NAME).open("rb") as file:
+            with open_file(self.folder / METRICS_NAME) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = file.read().splitlines(keepends=True)
         except OSError:

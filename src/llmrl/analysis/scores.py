@@ -14,6 +14,7 @@ import numpy as np
 from llmrl.analysis import training_curves
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.folder_files import read_bytes
 from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND, TIME, metrics_of
 from llmrl.run.training_episodes import training_metrics
 
@@ -171,7 +172,7 @@ def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
 def _lines(folder: Path) -> list[bytes]:
     """Return the complete lines of `metrics.jsonl`; the last line may still be incomplete."""
     try:
-        lines = (folder / FILE_NAME).read_bytes().splitlines(keepends=True)
+        lines = read_bytes(folder / FILE_NAME).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     return [line for line in lines if line.endswith(b"\n")]

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import read_bytes
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND
 from llmrl.run.training_episodes import TrainingEpisodeTable, read_training_episodes, training_metrics
@@ -202,7 +203,7 @@ def mean_over(training: TrainingCurves, metric: str, first: int, last: int) -> f
 def _env_steps(folder: Path) -> int:
     """Environment steps of the newest update that a run has logged."""
     try:
-        lines = (folder / METRICS_NAME).read_bytes().splitlines(keepends=True)
+        lines = read_bytes(folder / METRICS_NAME).splitlines(keepends=True)
     except OSError:
         return 0
     for line in reversed(lines):

@@ -239,6 +239,7 @@ def cancel(args: argparse.Namespace) -> int:
 def logs(args: argparse.Namespace) -> int:
     """Print the ends of a run's log files."""
     from llmrl.analysis.runs import only_run
+    from llmrl.core.folder_files import open_file
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import records
 
@@ -249,9 +250,12 @@ def logs(args: argparse.Namespace) -> int:
     for path in (*files, folder / "run.log", folder / "traceback.txt"):
         if path.is_file():
             print_line(f"\n==> {path}")
-            with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-                for line in deque(file, args.lines):
-                    print_line(line.removesuffix("\n"))
+            try:
+                with open_file(path) as file:
+                    for line in deque(file, args.lines):
+                        print_line(line.decode("utf-8", "replace").removesuffix("\n"))
+            except OSError as error:
+                print_line(f"it cannot be read: {error.strerror or error}")
     return 0
 
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 KEY = "trusted_modules"
 _PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
 _LOGGING = ("logging.Formatter", "logging.NullHandler", "logging.StreamHandler")
+_FOLDERS = {
+    "output_subdir": None,
+    "run": {"dir": "."},
+    "sweep": {"dir": "${output_root}/.sweeps/${now:%Y-%m-%d_%H-%M-%S-%f}", "subdir": "."},
+}
+"""Hydra's options for folders, as in `conf/_run.yaml`, before interpolation."""
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 
 
@@ -186,8 +192,8 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         overrides: what was typed.
 
     Raises:
-        ConfigError: a callback, plugin or logger made of code that is not trusted, a variable of the environment, or
-            overrides that nobody has typed.
+        ConfigError: a callback, plugin or logger made of code that is not trusted, a folder, a variable of the
+            environment, or overrides that nobody has typed.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -223,6 +229,13 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         name = _key(str(key))
         if name.startswith((KEY, "hydra", "hardware.backend.")) or name.endswith((*ADDRESSES, VARIABLE)):
             raise ConfigError(f"hydra.sweeper.params has {key}: type it")
+    plain: Any = OmegaConf.to_container(own, resolve=False)
+    for name, expected in _FOLDERS.items():
+        if (value := plain[name]) != expected:
+            raise ConfigError(
+                f"hydra.{name}={value} is set in an option file, and Hydra would create folders by it; accepted: "
+                f"{expected} (folders of runs follow from output_root and name)"
+            )
     for name in own.job.env_set:
         if not _typed_variable(str(name), overrides) and name not in own.job.env_copy:
             raise ConfigError(f"hydra.job.env_set.{name} is set in an option file; type it, or export {name}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from llmrl.core.folder_files import open_folder
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a write for which there is no room: disk full, quota used up, file size limit."""
@@ -19,25 +20,37 @@ NO_ROOM = 1 << 20
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
     """Yield a temporary file that atomically and durably (fsync) replaces `path` when the block ends.
 
-    If the block or a write fails, the temporary file is removed and `path` is unchanged.
+    If the block or a write fails, the temporary file is removed and `path` is unchanged. A symbolic link at `path` is
+    replaced, not followed.
+
+    Args:
+        path: file.
+        root: folder above `path`, below which no link is followed; None: the folder that has the file.
 
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync_folder(path.parent)
+    root = path.parent if root is None else root
+    *folders, name = path.relative_to(root).parts
+    temporary = f".{name}.{os.getpid()}.{threading.get_native_id()}.tmp"
+    with open_folder(root, folders) as above:
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=above)  # left by a killed process with the same ids
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=above)
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, name, src_dir_fd=above, dst_dir_fd=above)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=above)
+            raise
+        os.fsync(above)
 
 
 def sync_folder(folder: Path) -> None:
@@ -58,7 +71,7 @@ def remove(path: Path) -> None:
 
 
 def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> str:
-    """Return a text that says why `path` could not be written; if there is no room, also the free space and a remedy.
+    """Return a text that says why `path` could not be written; if there is no room, also what is used up and a remedy.
 
     Args:
         path: file or folder that was to be written.
@@ -68,13 +81,18 @@ def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> 
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
     folder = next((each for each in (path, *path.absolute().parents) if each.is_dir()), Path("/"))
     try:
-        free = shutil.disk_usage(folder).free
+        system = os.statvfs(folder)
     except OSError:
-        free = NO_ROOM
+        free, inodes_used_up = NO_ROOM, False
+    else:
+        free = system.f_bavail * system.f_frsize
+        inodes_used_up = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
     # The error of a video encoder in another process does not say that the disk is full.
     if error.errno not in FULL and free >= NO_ROOM:
         return reason
     room = f"{free / 1e6:,.1f} MB are free in {folder}"
+    if error.errno == errno.ENOSPC and inodes_used_up:
+        room = f"all inodes of the file system of {folder} are used, so no further file can be created"
     limited = {errno.EDQUOT: "; your quota is used up", errno.EFBIG: "; files may not be larger here (ulimit -f)"}
     return (
         f"{reason}: {room}{limited.get(error.errno or 0, '')}. Make room (`llmrl-sweep clean` shows what runs no "

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar
 
+from llmrl.core.folder_files import open_file
+
 Record = TypeVar("Record")
 
 LARGEST = 64 << 20
@@ -23,12 +25,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read, is larger than `LARGEST`, or is no JSON object; the message says why.
+        ValueError: the file cannot be read, is a symbolic link, is larger than `LARGEST`, or is no JSON object; the
+            message says why.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no file")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"it has more than {LARGEST >> 20} MiB")

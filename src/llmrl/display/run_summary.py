@@ -17,8 +17,9 @@ from llmrl.display.console import near, print_rows, terminal
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
-from llmrl.run.artifacts import RESULTS_NAME, SUMMARY_NAME
+from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.source_copies import changed_sources
+from llmrl.run.status import SUMMARY_NAME
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from llmrl.display.console import near, print_line, terminal
 from llmrl.display.run_summary import record, validity_warning_of
-from llmrl.run.artifacts import SUMMARY_NAME
+from llmrl.run.status import SUMMARY_NAME
 
 if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import JobOutcome

@@ -32,7 +32,7 @@ from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.llms.client import ChatClient
 from llmrl.llms.usage import UNDERSTOOD, llm_summary
 from llmrl.run.artifacts import RUN_KEY
-from llmrl.run.files import inside
+from llmrl.run.files import inside, refuse_links
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import place_of, read_metrics
 
@@ -102,6 +102,8 @@ def _folder(run: Path, settings: EvaluationSettings, asked: Sequence[str]) -> Pa
     compared = [f"mechanism={','.join(x if x.isalpha() else f'[{x}]' for x in asked)}"] if len(asked) > 1 else []
     out = settings.out or inside(run, folder_name([*settings.env, *compared]))
     out.mkdir(parents=True, exist_ok=True)
+    if settings.out is None:
+        refuse_links(out)
     return out
 
 

@@ -29,7 +29,7 @@ from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
-from llmrl.run.files import inside
+from llmrl.run.files import inside, refuse_links
 
 PLAYERS = (STUDENT, "random", "bot")
 
@@ -63,6 +63,8 @@ def evaluate_suite(
             tell(f"Run {i + 1} of {len(runs)}: {run}")
             own = replace(settings, out=settings.out / str(i) if settings.out else None)
         place = inside(run, "evaluation", f"suite_{name}") if own.out is None else own.out / f"suite_{name}"
+        if own.out is None:
+            refuse_links(place)
         # Who has no runs plays once.
         found.append(_play_suite(each, [STUDENT] if found else players, own, name, content, place, tell))
     if len(found) > 1:

@@ -23,7 +23,7 @@ from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.reference_measurements import References, Situation
-from llmrl.run.artifacts import SUMMARY_NAME
+from llmrl.run.status import SUMMARY_NAME
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import LLMError, RunFolderError
+from llmrl.core.folder_files import open_file
 from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_all
 from llmrl.llms.budget import Budget, Reservation, Usage
@@ -25,7 +26,7 @@ FILE_NAME = "llm_calls.jsonl"
 
 JUDGED = "judged"
 """Key of lines that hold the verdict on a call's reply instead of a call; its value is the call's hash."""
-_VERDICT = f'{{"{JUDGED}"'
+_VERDICT = f'{{"{JUDGED}"'.encode()
 
 _TAIL = 1 << 16
 """Bytes read first in the search for the last whole line."""
@@ -210,14 +211,14 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     `reply` nor `error`.
     """
     lost, verdicts = _unanswered(path), {}
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with open_file(path) as file:
         for line in file:
             verdict = as_record(line) if line.startswith(_VERDICT) else None
             if verdict is not None:
                 verdicts[address_of(verdict)] = verdict
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, start=1):
-            call = as_record(line)
+            call = as_record(line.decode("utf-8", "replace"))
             if call is None:
                 logger.warning("%s, line %d: not a whole record, skipped", path, number)
             elif "asked" in call:
@@ -254,7 +255,7 @@ def _unanswered(path: Path) -> dict[str, str | None]:
     asked: list[str] = []
     known: set[str] = set()
     lost: dict[str, str] = {}
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for line in file:
             # Quotes inside of texts are escaped.
             if b'"asked"' not in line and b'"settles"' not in line:
@@ -277,21 +278,18 @@ def _unwritable(path: Path, error: OSError) -> RunFolderError:
 
 def _append(path: Path, text: str, durably: bool = False) -> None:
     """Append in one write, which survives a kill of this process and, with `durably`, a crash of the machine."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
+    with open_file(path, "ab") as file:
         data = memoryview(text.encode())
         while data:
-            data = data[os.write(descriptor, data) :]
+            data = data[os.write(file.fileno(), data) :]
         if durably:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            os.fsync(file.fileno())
 
 
 def _close_last_line(path: Path) -> None:
     """Create the file, or end a last line that a killed process left open, so that the next record starts afresh."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
+    with open_file(path, "ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -302,7 +300,7 @@ def _last_spent(path: Path) -> Usage:
     """Return the running total of the last whole line, read from the end of the file."""
     size, window = path.stat().st_size, _TAIL
     while size:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = max(size - window, 0)
             file.seek(start)
             lines = file.read().split(b"\n")

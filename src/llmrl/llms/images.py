@@ -10,17 +10,16 @@ import functools
 import hashlib
 import io
 import math
-import os
 import struct
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import replacing, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import create_folder
 from llmrl.core.frames import enlarge
 
 IMAGES = "images"
@@ -117,11 +116,9 @@ def kept(messages: Sequence[Mapping[str, Any]], folder: Path) -> list[dict[str, 
         if path.exists():
             continue
         try:
-            path.parent.mkdir(exist_ok=True)
-            # Threads may write the same image at the same time.
-            partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-            partial.write_bytes(_bytes(url))
-            partial.replace(path)
+            create_folder(path.parent, folder)
+            with replacing(path, folder) as file:  # threads may write the same image at the same time
+                file.write(_bytes(url))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
     return [

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME, JUDGED, address_of, as_record, with_verdict
 from llmrl.llms.images import IMAGES
@@ -75,7 +76,7 @@ class Transcript:
         """The next call of the log, if there is one by now; lines that a kill cut short are left out."""
         if not self._path.exists():
             return None
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
+from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.records import State
 from llmrl.run import ownership, queued, status
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
+from llmrl.run.folder import unwritable
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.source_copies import FOLDER as SOURCES
 from llmrl.run.tensorboard_file import PATTERN
@@ -23,7 +25,6 @@ CONFIG_NAME = "config.yaml"
 TRUSTED_KEY = "trusted_modules"
 RESULTS_NAME = "results.json"
 """File with the measurements of the final episodes, with standard errors."""
-SUMMARY_NAME = "summary.json"
 RESULT_EPISODES = "result_episodes"
 """Entry of the summary: the values of the final episodes of each society. The run's result is the mean over societies
 of the mean over their episodes."""
@@ -58,7 +59,7 @@ def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
 
     path = folder / CONFIG_NAME
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         first = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({first}); start this run by its command") from error
@@ -115,6 +116,9 @@ def set_aside(folder: Path) -> None:
     """Move the content of a run folder into `backup_<n>/` inside it, except the files of its owner and its launcher.
 
     Done in two steps: if the process is killed between them, the next attempt completes the move.
+
+    Raises:
+        RunFolderError: the folder for the content is a link, or cannot be created.
     """
     partial = folder / PARTIAL_BACKUP
     content = [
@@ -125,7 +129,10 @@ def set_aside(folder: Path) -> None:
     ]
     if all(path.name in (CONFIG_NAME, SOURCES) for path in content) and not partial.exists():
         return  # there is nothing, or only the config and the sources that a launcher wrote
-    partial.mkdir(exist_ok=True)
+    try:
+        create_folder(partial, folder)
+    except OSError as error:
+        raise unwritable(partial, error) from error
     # The status goes last: while it is there, a finished run still counts as finished.
     for path in sorted(content, key=lambda path: path.name == status.FILE_NAME):
         # TensorBoard searches all folders; under another name it does not list the old curves as one more run.

@@ -23,6 +23,7 @@ import numpy as np
 
 from llmrl.core.atomic_files import remove, replacing, why
 from llmrl.core.errors import CheckpointError
+from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.records import State
 
 log = logging.getLogger(__name__)
@@ -73,9 +74,9 @@ class CheckpointStore:
         path = self.path(iteration)
         writer = _HashingWriter()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            create_folder(self.folder, self.folder.parent)
             self.clean()
-            with replacing(path) as file:
+            with replacing(path, self.folder.parent) as file:
                 writer.file = file
                 torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
                 file.write(MAGIC + writer.digest())
@@ -95,7 +96,7 @@ class CheckpointStore:
         import torch
 
         try:
-            data = path.read_bytes()
+            data = read_bytes(path, path.parent.parent)
         except OSError as error:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
         _check_digest(path, data)

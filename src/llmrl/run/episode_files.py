@@ -20,6 +20,7 @@ import numpy as np
 
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import create_folder, open_file, read_bytes
 from llmrl.core.frames import save_video
 from llmrl.core.records import State
 from llmrl.core.secrets import redact_all
@@ -70,9 +71,10 @@ class EpisodeFiles:
 
         counts = self._open.setdefault(episode, {"frames": 0})
         path = self._folder / str(episode) / "frames" / f"{counts['frames']:06d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Little compression is fast, and the files are removed soon.
-        Image.fromarray(picture).save(path, compress_level=1)
+        create_folder(path.parent, self._folder.parent)
+        with open_file(path, "wb", self._folder.parent) as file:
+            # Little compression is fast, and the files are removed soon.
+            Image.fromarray(picture).save(file, format="PNG", compress_level=1)
         counts["frames"] += 1
 
     def end(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
@@ -141,7 +143,10 @@ class EpisodeFiles:
 
     def _truncate(self, path: Path, end: State) -> None:
         """Cut a file to `end`, from `_end` at the checkpoint."""
-        data = path.read_bytes() if path.exists() else b""
+        try:
+            data = read_bytes(path, self._folder.parent)
+        except FileNotFoundError:
+            data = b""
         found = hashlib.sha256(memoryview(data)[: end["bytes"]])
         if len(data) < end["bytes"] or found.hexdigest() != end["sha256"]:
             how = "is shorter than" if len(data) < end["bytes"] else "is not as"
@@ -149,21 +154,19 @@ class EpisodeFiles:
                 f"{path} {how} at the checkpoint: the file has been cut, changed or replaced. Start this run anew with "
                 "rerun=true, which moves the old content aside."
             )
-        if path.exists():
-            os.truncate(path, end["bytes"])
+        if data:
+            with open_file(path, "ab", self._folder.parent) as file:
+                file.truncate(end["bytes"])
         self._hashes[path] = found
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Append a line in one write, so that a kill leaves at most one incomplete line."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(path.parent, self._folder.parent)
         data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
         self._hashes.setdefault(path, hashlib.sha256()).update(data)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
+        with open_file(path, "ab", self._folder.parent) as file:
             while data:
-                data = data[os.write(descriptor, data) :]
-        finally:
-            os.close(descriptor)
+                data = data[os.write(file.fileno(), data) :]
 
 
 class KeptEpisodes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmrl.core.atomic_files import replacing, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import find_link, read_bytes
 from llmrl.core.secrets import redact, redact_all
 
 
@@ -22,14 +23,14 @@ def write_atomic(path: Path, text: str) -> None:
     write_bytes(path, redact(text).encode("utf-8"))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` atomically.
+def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
+    """Replace `path` by `content` atomically; `root` as in `replacing`.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
     try:
-        with replacing(path) as file:
+        with replacing(path, root) as file:
             file.write(content)
     except OSError as error:
         raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
@@ -61,10 +62,16 @@ def _plain(value: Any) -> Any:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a UTF-8 file with one JSON object a line; an unfinished last line is left out, and a
     missing file gives an empty list. Only a line feed ends a line: texts may hold Unicode's other line separators.
+
+    Raises:
+        RunFolderError: the file cannot be read.
     """
-    if not path.is_file():
+    try:
+        return [json.loads(line) for line in read_bytes(path).split(b"\n")[:-1]]
+    except FileNotFoundError:
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -77,5 +84,13 @@ def inside(folder: Path, *names: str) -> Path:
     for name in names:
         path = path / name
         if path.is_symlink():
-            raise RunFolderError(f"{path} is a link; what is behind it is not written to unless you name it (--out)")
+            raise RunFolderError(
+                f"{path} is a link; what is behind it is not written to unless you name it (--out, output_root)"
+            )
     return path
+
+
+def refuse_links(folder: Path, skipped: Sequence[str] = ()) -> None:
+    """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_link`."""
+    if (link := find_link(folder, skipped)) is not None:
+        raise RunFolderError(f"{link} is a link, which is not followed; put a copy in its place, or remove it")

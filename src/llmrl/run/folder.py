@@ -13,6 +13,7 @@ from llmrl.core.atomic_files import FULL, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.privacy import make_folder
 from llmrl.run.config_hash import is_excluded
+from llmrl.run.files import inside
 from llmrl.run.folder_names import is_safe, label, safe_path, seed_folder
 
 TREATMENT = "treatment"
@@ -76,9 +77,10 @@ def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], see
     """Return the folder as `find_folder`; create it if it is missing, readable by its owner only if `private`.
 
     Raises:
-        RunFolderError: as `find_folder`, or the folder cannot be created.
+        RunFolderError: as `find_folder`, or the folder is a symbolic link or cannot be created.
     """
     folder = find_folder(root, name, digest, overrides, seed)
+    inside(folder.parents[1], *folder.parts[-2:])
     try:
         make_folder(folder, private)
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ class LineFile:
         self._content = content or bytes
         lines = 0 if position is None else position["lines"]
         try:
-            self._file = path.open("ab")
-            data = path.read_bytes()
+            self._file = open_file(path, "a+b")
+            self._file.seek(0)
+            data = self._file.read()
             whole = data.split(b"\n")[:-1]
             if len(whole) < lines:
                 raise RunFolderError(

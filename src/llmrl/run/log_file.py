@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import open_file
 from llmrl.core.printable import printable
 from llmrl.core.secrets import redact
 
@@ -39,6 +41,9 @@ class _Handler(logging.FileHandler):
 
     told = False
 
+    def _open(self) -> Any:
+        return open_file(Path(self.baseFilename), self.mode)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if not self.told:
             self.told = True
@@ -54,7 +59,7 @@ class LogFile:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._handler = _Handler(folder / FILE_NAME, encoding="utf-8")
+            self._handler = _Handler(folder / FILE_NAME)
         except OSError as error:
             raise RunFolderError(f"cannot write {folder / FILE_NAME}: {why(folder, error)}") from error
         self._handler.setFormatter(SafeFormatter(_FORMAT))

@@ -23,6 +23,7 @@ from typing import Any, get_args
 import numpy as np
 
 from llmrl.core.errors import Diverged, RunFolderError
+from llmrl.core.folder_files import read_bytes
 from llmrl.core.run_context import Counter, Kind
 from llmrl.run.line_file import FilePosition, LineFile
 from llmrl.run.sinks.fan_out import FanOut
@@ -251,7 +252,7 @@ def read_metrics(path: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
     """
     lines = []
     try:
-        whole = path.read_bytes().split(b"\n")[:-1]
+        whole = read_bytes(path).split(b"\n")[:-1]
     except OSError as error:
         raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
     for number, text in enumerate(whole, start=1):

@@ -14,9 +14,11 @@ import json
 import logging
 import os
 import socket
+import stat
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -106,6 +108,7 @@ class Ownership:
     def release(self) -> None:
         """Release the folder; in a forked child, or if the folder has been taken over, the owner file is kept."""
         self._heartbeat.stop()
+        self._file.close()
         if os.getpid() == self.owner.pid and self.held:
             self._path.unlink(missing_ok=True)
             # With a timeout: at a forced end of the process, the thread that holds the lock may be stuck.
@@ -122,10 +125,13 @@ class Ownership:
                 continue
             except OSError as error:
                 raise unwritable(self.folder, error) from error
+            self._file = os.fdopen(descriptor, "w")  # open until release, see `has_open`
             try:
-                with os.fdopen(descriptor, "w") as file:
-                    json.dump(asdict(self.owner), file)
+                json.dump(asdict(self.owner), self._file)
+                self._file.flush()
             except OSError as error:
+                with suppress(OSError):
+                    self._file.close()
                 remove(self._path)  # an empty one would be in the way of the next process
                 raise unwritable(self.folder, error) from error
             return
@@ -222,6 +228,23 @@ def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> 
 def process_exists(machine: str, pid: int, start: str) -> bool:
     """Return whether that process is running on this machine; always False for one of another machine."""
     return machine == this_machine() and process_start(pid) == start
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Return whether process `pid` has the file `path` open for writing, as the owner of a run folder has its owner
+    file. Unlike the content of that file, this cannot be forged by who wrote the folder.
+
+    False for processes of other users and machines, and on systems without `/proc`.
+    """
+    try:
+        file = path.lstat()
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if descriptor.lstat().st_mode & stat.S_IWUSR and os.path.samestat(descriptor.stat(), file):
+                    return True
+    except OSError:
+        return False
+    return False
 
 
 def job_id() -> str:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.plain_data import read_object
-from llmrl.run.artifacts import SUMMARY_NAME, saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.files import read_lines
 from llmrl.run.line_file import FilePosition, LineFile
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
+from llmrl.run.status import SUMMARY_NAME
 
 FILE_NAME = "proposals.jsonl"
 

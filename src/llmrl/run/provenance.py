@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import json
 import logging
 import os
 import platform
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llmrl.core.plain_data import read_object
 from llmrl.core.secrets import redact_arguments, redact_code
 from llmrl.run.files import write_atomic, write_json
 
@@ -48,11 +48,12 @@ def write_provenance(folder: Path, attempt: int) -> str:
     """
     path = folder / FILE_NAME
     attempts: list[dict[str, Any]] = []
-    if path.exists():
-        try:
-            attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s cannot be read (%s); starting it anew", path, error)
+    try:
+        attempts = list(read_object(path)["attempts"])
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("%s cannot be read (%s); starting it anew", path, error)
     facts = collect(folder / f"code-{attempt}.diff")
     write_json(path, {"attempts": [*attempts, {"attempt": attempt, **facts}]})
     return str(facts["code_digest"])

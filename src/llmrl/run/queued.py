@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
-"""File in the folder of a launch, which the launching process touches as long as it lives."""
+"""File in the folder of a launch, which the launching process has open and touches as long as it lives."""
 
 _OPTIONAL = {"beside": [], "deaths": 0, "after": []}
 """Fields that only runs in a shared process have, or runs that others come before, with their values for all other

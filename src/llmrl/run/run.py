@@ -40,7 +40,6 @@ from llmrl.run.artifacts import (
     CONFIG_NAME,
     PARTIAL_BACKUP,
     RUN_KEY,
-    SUMMARY_NAME,
     remove_if_rejected,
     remove_leftovers,
     save_config,
@@ -48,7 +47,7 @@ from llmrl.run.artifacts import (
 )
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.config_hash import config_hash
-from llmrl.run.files import write_atomic, write_json
+from llmrl.run.files import refuse_links, write_atomic, write_json
 from llmrl.run.folder import find_folder, run_folder
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
@@ -56,6 +55,7 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
+from llmrl.run.sinks.sink import FOLDER as SINKS
 from llmrl.run.sinks.sink import Opening, Sink
 from llmrl.run.source_copies import save_sources, sources_of
 from llmrl.run.tensorboard_file import hyperparameters_of
@@ -68,6 +68,8 @@ GRACE_S = 5.0
 later (`llmrl.run.signals.GIVE_UP_S`)."""
 LONG_S = 4.0
 """Seconds between two safe points from which a stop may discard the work between them, so that the run saves first."""
+_LINKS_ALLOWED = ("backup_*", f"{SINKS}/*")
+"""Folders of a run that may have links: nothing is written to backups, and libraries of sinks make their own links."""
 _SAVING_SHARE = 0.1
 """Largest share of a run's time that is spent on such saves."""
 
@@ -204,6 +206,7 @@ class Run:
         assert self._ownership is not None
         if fresh:
             set_aside(self.folder)
+        refuse_links(self.folder, _LINKS_ALLOWED)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.digest)
@@ -409,8 +412,7 @@ class Run:
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
         remove(self.folder / TRACEBACK_NAME)
         self.metrics.close(self.status.state, {"result": self.result} | self.summary)
-        if self.summary:
-            write_json(self.folder / SUMMARY_NAME, self.summary)
+        write_json(self.folder / status.SUMMARY_NAME, self.summary)
         self.status.write(self.folder)  # last: this makes the run count as finished
         log.info("run %s finished, result %s", self.folder, self.result)
 

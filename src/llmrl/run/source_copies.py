@@ -11,6 +11,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.module_sources import collected_files, module_content
 from llmrl.run.files import write_bytes
 
@@ -36,15 +38,22 @@ def save_sources(folder: Path, files: Mapping[str, bytes]) -> None:
     partial = folder / f"{FOLDER}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     for path, content in files.items():
-        (partial / path).parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(partial / path, content)
+        create_folder((partial / path).parent, folder)
+        write_bytes(partial / path, content, folder)
     partial.rename(folder / FOLDER)
 
 
 def changed_sources(folder: Path) -> list[str]:
-    """Return the files in `sources/` of a run folder whose modules are different or missing now, as relative paths."""
+    """Return the files in `sources/` of a run folder whose modules are different or missing now, as relative paths.
+
+    Raises:
+        RunFolderError: a file cannot be read, or is a link.
+    """
     copies = {path.relative_to(folder / FOLDER): path for path in sorted((folder / FOLDER).rglob("*.py"))}
-    return [str(path) for path, copy in copies.items() if module_content(_name(path)) != copy.read_bytes()]
+    try:
+        return [str(path) for path, copy in copies.items() if module_content(_name(path)) != read_bytes(copy, folder)]
+    except OSError as error:
+        raise RunFolderError(f"cannot read {folder / FOLDER}: {error.strerror or error}") from error
 
 
 def import_from(files: Mapping[str, bytes], folder: Path) -> None:

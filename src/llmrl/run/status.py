@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from llmrl.run.ownership import job_id
 log = logging.getLogger(__name__)
 
 FILE_NAME = "status.json"
+SUMMARY_NAME = "summary.json"
+"""File with the findings of a finished run, written before its status."""
 FORMAT = 2
 """Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
 RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
@@ -158,7 +161,7 @@ def read_status(folder: Path) -> Status | None:
     """The status of the run in `folder`; None if it has not been started.
 
     Raises:
-        RunFolderError: the file is not a status, or one of a newer llmrl.
+        RunFolderError: the file is not a status, or one of a newer llmrl, or calls a run finished that is not.
     """
     path = folder / FILE_NAME
     try:
@@ -168,7 +171,10 @@ def read_status(folder: Path) -> Status | None:
                 f"{folder} was written by a newer llmrl (layout {content['format']}, this one knows {FORMAT}); "
                 "use that version for it, or another output_root"
             )
-        return parse_record(Status, {"stage": None, "prerequisites": [], **content})
+        status = parse_record(Status, {"stage": None, "prerequisites": [], **content})
+        if status.state == "finished" and not stat.S_ISREG(_mode(folder / SUMMARY_NAME)):
+            raise ValueError(f"its state is finished, but there is no {SUMMARY_NAME}, which every finished run has")
+        return status
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -176,6 +182,14 @@ def read_status(folder: Path) -> Status | None:
             f"{path} cannot be read ({error}); delete that file and repeat the command: the run goes on from its "
             "checkpoints, or starts anew with rerun=true, which moves the old content aside"
         ) from error
+
+
+def _mode(path: Path) -> int:
+    """Return the mode of a file, 0 if it does not exist; a link is not followed."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
 
 
 def progress_of(folder: Path) -> tuple[float | None, float | None, str | None]:

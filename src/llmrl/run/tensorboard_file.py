@@ -16,6 +16,7 @@ from typing import Any
 
 from llmrl.core.atomic_files import remove, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact, redact_all
 from llmrl.run.folder import split_overrides
 from llmrl.run.sinks.sink import HyperParameters
@@ -42,7 +43,7 @@ class EventFile:
         self._path = folder / _UNPUBLISHED
         self._started = started
         with self._told():
-            self._file = self._path.open("wb")
+            self._file = open_file(self._path, "wb")
         self._records = RecordWriter(self._file)
         self._write(Event(wall_time=started, file_version="brain.Event:2"))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import open_file, read_bytes
 from llmrl.run.line_file import FilePosition, LineFile
 
 FILE_NAME = "training_episodes.tsv"
@@ -105,7 +106,7 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
     """
     path = folder / FILE_NAME
     try:
-        shared, names, *rest = path.read_text(encoding="utf-8").split("\n", _HEAD)
+        shared, names, *rest = read_bytes(path).decode("utf-8").split("\n", _HEAD)
         if not rest:
             return None
         about = json.loads(shared.removeprefix("#"))
@@ -129,7 +130,7 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
 def training_metrics(folder: Path) -> list[str]:
     """What a run's file tells of every episode, without reading the episodes; nothing where there is no such file."""
     try:
-        with (folder / FILE_NAME).open(encoding="utf-8") as file:
+        with open_file(folder / FILE_NAME, "r") as file:
             file.readline()
             names = file.readline().rstrip("\n").split("\t")
             return [name for name in names if name == "length" or (name and name not in PLACE)]

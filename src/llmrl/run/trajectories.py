@@ -16,6 +16,7 @@ import numpy as np
 
 from llmrl.core.atomic_files import replacing, why
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import create_folder
 from llmrl.core.records import State
 
 FOLDER = "trajectories"
@@ -100,7 +101,7 @@ class TrajectoryFiles:
         self._folder = folder / FOLDER
         self._written: list[int] = [] if state is None else list(state["written"])
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            create_folder(self._folder, folder)
             for path in self._folder.glob(".*.tmp"):
                 path.unlink()
             for path in self._folder.glob("*.npz"):
@@ -124,7 +125,7 @@ class TrajectoryFiles:
         number = max(self._written, default=-1) + 1 if number is None else number
         path = self._path(number)
         try:
-            with replacing(path) as file:
+            with replacing(path, self._folder.parent) as file:
                 np.savez_compressed(file, **_arrays(trajectories))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error

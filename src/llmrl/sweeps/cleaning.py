@@ -6,11 +6,11 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from llmrl.analysis.runs import UNFINISHED, RunRecord
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import open_folder
 from llmrl.run.folder_names import seed_of
 from llmrl.run.queued import read_queued
 
@@ -83,7 +83,7 @@ def remove(folder: Path, path: Path) -> None:
     """
     root, names = _way(folder, path)
     try:
-        with _opened(root, names[:-1]) as above:
+        with open_folder(root, names[:-1]) as above:
             mode = os.lstat(names[-1], dir_fd=above).st_mode
             if stat.S_ISLNK(mode):
                 raise RunFolderError(f"{path} is a link, which is left alone")
@@ -93,7 +93,7 @@ def remove(folder: Path, path: Path) -> None:
                 os.unlink(names[-1], dir_fd=above)
             empty = seed_of(path) is not None and len(names) > 1 and not os.listdir(above)  # noqa: PTH208
         if empty:
-            with _opened(root, names[:-2]) as above:
+            with open_folder(root, names[:-2]) as above:
                 os.rmdir(names[-2], dir_fd=above)
     except OSError as error:
         raise RunFolderError(f"{path} is left alone: {error.strerror or error} (does a link lead there?)") from error
@@ -106,17 +106,3 @@ def _way(folder: Path, path: Path) -> tuple[Path, tuple[str, ...]]:
     if path == root:
         root = root.parent
     return root, path.relative_to(root).parts
-
-
-@contextmanager
-def _opened(root: Path, names: Sequence[str]) -> Iterator[int]:
-    """The folder that `names` lead to from `root`, open, without a link on the way."""
-    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for name in names:
-            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
-            here = below
-        yield here
-    finally:
-        os.close(here)

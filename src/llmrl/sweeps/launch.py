@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError, LlmrlError, RunFolderError
+from llmrl.core.folder_files import open_file
 from llmrl.run.folder import unwritable
 from llmrl.run.heartbeat import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
@@ -66,10 +67,10 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
     if groups:
         try:
             sweep_folder.mkdir(parents=True, exist_ok=True)
-            (sweep_folder / ALIVE_NAME).touch()
+            alive = open_file(sweep_folder / ALIVE_NAME, "wb")
         except OSError as error:
             raise unwritable(sweep_folder, error) from error
-        with Heartbeat(sweep_folder / ALIVE_NAME):
+        with alive, Heartbeat(sweep_folder / ALIVE_NAME):
             outcomes += _compute(groups, task, sweep_folder, wait)
     found = {outcome.folder: outcome for outcome in outcomes}
     ordered = [found[job.folder] for job in jobs]

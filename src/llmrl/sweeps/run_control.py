@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +14,12 @@ from llmrl.analysis.runs import UNFINISHED, JobEnd, RunRecord, find_runs, read_r
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.run import ownership
 from llmrl.run.artifacts import read_config
-from llmrl.run.queued import cancelled_by, read_queued
+from llmrl.run.queued import ALIVE_NAME, cancelled_by, read_queued
 from llmrl.run.status import read_status
 from llmrl.sweeps.scheduling import ask_schedulers, ended, scheduler_of
 
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
+"""Ids of jobs that are passed to a scheduler's command; anything else in a run folder could be an option of it."""
 UNSETTLED = ("running", "queued", "lost", "preempted")
 """States about which a scheduler may know more than the run folder."""
 
@@ -77,6 +80,8 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
     for run in active:
         try:
             scheduled = bool(run.job_id) and scheduler_of(run.backend) is not None
+            if scheduled and not _JOB_ID.fullmatch(run.job_id):
+                raise ConfigError("an id is a number, or a number and a task such as 12_3")
         except ConfigError as error:
             unreachable.append(f"{run.folder} ({run.state} as job {run.job_id}; {error})")
             continue
@@ -121,12 +126,12 @@ def _check_whole(active: Sequence[RunRecord]) -> None:
 
 
 def _process(run: RunRecord) -> int | None:
-    """Return the id of the process that works on a run; None if it is not a process of this machine."""
+    """Return the id of the process that works on a run; None if this process cannot see that it does."""
     try:
         holder = ownership.read_owner(run.folder)
     except RunFolderError:
         return None
-    if holder is None or not ownership.process_exists(holder.machine, holder.pid, holder.process_start):
+    if holder is None or not ownership.has_open(holder.pid, run.folder / ownership.FILE_NAME):
         return None
     return holder.pid
 
@@ -138,7 +143,7 @@ def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
         RunFolderError: the launcher also has runs that are not to be cancelled.
     """
     queued = read_queued(run.folder)
-    if queued is None or not queued.launcher_lives():
+    if queued is None or not ownership.has_open(queued.pid, Path(queued.sweep) / ALIVE_NAME):
         return None
     sweep = queued.sweep
     others = [f for f in find_runs(run.folder.parent.parent) if f not in cancelled and _waits_with(f, sweep)]

@@ -15,7 +15,7 @@ from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.run.artifacts import read_config
-from llmrl.run.files import inside, write_atomic, write_bytes, write_script
+from llmrl.run.files import inside, refuse_links, write_atomic, write_bytes, write_script
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,9 @@ def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], 
     records = read_runs(folder)
     if not records:
         raise RunFolderError(f"{folder} has no run; give a folder of runs, such as outputs or outputs/<name>")
-    out = inside(folder, FOLDER) if out is None else out
+    if out is None:
+        out = inside(folder, FOLDER)
+        refuse_links(out)
     web = files("llmrl.analysis.explorer") / "web"
     try:
         (out / "data").mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ from typing import Any
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.core.secrets import redact, redact_all
-from llmrl.run.artifacts import SUMMARY_NAME, read_config
+from llmrl.run.artifacts import read_config
 from llmrl.run.folder_names import seed_of
 from llmrl.run.metrics import FILE_NAME, final_numbers, place_of, read_metrics, row_of
 from llmrl.run.sinks.sink import Ending, Opening, Sink
-from llmrl.run.status import read_status
+from llmrl.run.status import SUMMARY_NAME, read_status
 from llmrl.run.tensorboard_file import hyperparameters_of
 
 

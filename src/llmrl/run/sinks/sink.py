@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.run.files import write_atomic
 
 FOLDER = "loggers"
@@ -92,7 +93,7 @@ class Opening:
     def own_folder(self, sink: str) -> Path:
         """Return the folder for the files of `sink` in this run; create it if it is missing."""
         folder = self.folder / FOLDER / sink
-        folder.mkdir(parents=True, exist_ok=True)
+        create_folder(folder, self.folder)
         return folder
 
     def run_id(self) -> str:
@@ -100,9 +101,9 @@ class Opening:
         path = self.folder / FOLDER / _ID
         with _making_id:  # sinks are opened in threads of their own
             if not path.is_file():
-                path.parent.mkdir(parents=True, exist_ok=True)
+                create_folder(path.parent, self.folder)
                 write_atomic(path, secrets.token_hex(8))
-        return path.read_text(encoding="utf-8").strip()
+        return read_bytes(path, self.folder).decode("utf-8").strip()
 
 
 @dataclass(frozen=True)

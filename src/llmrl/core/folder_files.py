@@ -1,0 +1,118 @@
+"""Files in a folder that may come from somebody else: symbolic links inside the folder are not followed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def open_folder(root: Path, names: Sequence[str] = (), create: bool = False) -> Iterator[int]:
+    """Yield a descriptor of the folder `root/<names>`, for the `dir_fd` of functions in `os`.
+
+    Each folder is opened relative to the one above it, so a folder that another process replaces by a link meanwhile
+    is not followed either.
+
+    Args:
+        root: existing folder; its own path may contain links.
+        names: names of the folders below it.
+        create: whether to create missing folders of `names`.
+
+    Raises:
+        OSError: a folder is missing or is a symbolic link (`errno.ELOOP`), or one of the names is `..`.
+    """
+    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in names:
+            if name == os.pardir:
+                raise OSError(errno.EINVAL, f"the path leaves {root}")
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=here)
+            below = _open(name, os.O_RDONLY | os.O_DIRECTORY, here)
+            os.close(here)
+            here = below
+        yield here
+    finally:
+        os.close(here)
+
+
+def create_folder(folder: Path, root: Path) -> None:
+    """Create `folder` and missing folders between it and the existing folder `root`.
+
+    Raises:
+        OSError: as `open_folder`, or a folder cannot be created.
+    """
+    with open_folder(root, folder.relative_to(root).parts, create=True):
+        pass
+
+
+def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
+    """Open a regular file of a run folder or of another folder that somebody else may have made.
+
+    Args:
+        path: file.
+        mode: mode of the built-in `open`; texts are UTF-8.
+        root: folder above `path`, below which no link is followed; None: the folder that has the file.
+
+    Raises:
+        OSError: as the built-in `open`; a part of the path below `root` is a symbolic link (`errno.ELOOP`); or the
+            file is not a regular one, e.g. a pipe.
+    """
+    root = path.parent if root is None else root
+    *folders, name = path.relative_to(root).parts
+    with open_folder(root, folders) as above:
+        # A pipe without a process at its other end would block without O_NONBLOCK, which regular files ignore.
+        file: IO[Any] = open(  # noqa: SIM115 (the caller closes it)
+            path,
+            mode,
+            encoding=None if "b" in mode else "utf-8",
+            opener=lambda _, flags: _open(name, flags | os.O_NONBLOCK, above),
+        )
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def read_bytes(path: Path, root: Path | None = None) -> bytes:
+    """Return the content of a file, opened by `open_file`.
+
+    Raises:
+        OSError: as `open_file`.
+    """
+    with open_file(path, root=root) as file:
+        content: bytes = file.read()
+    return content
+
+
+def find_link(folder: Path, skipped: Sequence[str] = ()) -> Path | None:
+    """Return a symbolic link inside `folder` at any depth; None without one.
+
+    Args:
+        folder: folder, which need not exist; it may be a link itself.
+        skipped: patterns of paths relative to `folder` (`PurePath.match`) of folders that are not searched.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (path := Path(place, name)).is_symlink():
+                return path
+        folders[:] = [
+            name for name in folders if not any(Path(place, name).relative_to(folder).match(each) for each in skipped)
+        ]
+    return None
+
+
+def _open(name: str, flags: int, above: int) -> int:
+    """Open `name` in the folder with descriptor `above` if it is not a symbolic link."""
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=above).st_mode):
+            raise OSError(errno.ELOOP, f"{name} is a symbolic link, which is not followed", name) from None
+        raise

@@ -1,0 +1,91 @@
+"""Files of a folder are opened without following links that somebody else may have put there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from llmrl.core.atomic_files import replacing
+from llmrl.core.folder_files import create_folder, find_link, open_file, open_folder, read_bytes
+
+
+@pytest.mark.parametrize("mode", ["rb", "r", "ab", "a+b", "wb", "r+b"])
+@pytest.mark.parametrize("place", ["file", "folder/file"])
+def test_a_link_at_any_level_is_refused_and_its_target_is_unchanged(tmp_path: Path, mode: str, place: str) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("data")
+    root = tmp_path / "root"
+    root.mkdir()
+    top = place.split("/")[0]
+    (root / top).symlink_to(tmp_path / "outside" / top.replace("folder", ""))
+    with pytest.raises(OSError) as error:
+        open_file(root / place, mode, root)
+    assert error.value.errno == errno.ELOOP
+    assert (tmp_path / "outside" / "file").read_text() == "data"
+
+
+def test_the_path_of_the_root_may_have_links(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    with open_file(tmp_path / "root" / "file", "a") as file:
+        file.write("é\n")
+    assert read_bytes(tmp_path / "real" / "file") == "é\n".encode()
+
+
+def test_a_path_that_leaves_its_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "file").write_text("data")
+    with pytest.raises(OSError):
+        open_file(tmp_path / "root" / ".." / "file", root=tmp_path / "root")
+    with pytest.raises(ValueError):
+        open_file(tmp_path / "file", root=tmp_path / "root")
+
+
+@pytest.mark.parametrize("mode", ["rb", "ab"])
+def test_a_pipe_is_refused_without_waiting_for_its_other_end(tmp_path: Path, mode: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError):
+        open_file(tmp_path / "pipe", mode)
+
+
+def test_folders_are_created_below_the_root_only(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    create_folder(root / "a" / "b", root)
+    assert (root / "a" / "b").is_dir()
+    (root / "link").symlink_to(outside)
+    with pytest.raises(OSError):
+        create_folder(root / "link" / "b", root)
+    with pytest.raises(OSError), open_folder(root, ("link",)):
+        pass
+    assert not list(outside.iterdir())
+
+
+def test_a_replaced_file_stays_below_its_root(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "link").symlink_to(outside)
+    with pytest.raises(OSError), replacing(root / "link" / "file", root) as file:
+        file.write(b"data")
+    assert not list(outside.iterdir())
+    (outside / "file").write_text("data")
+    (root / "file").symlink_to(outside / "file")
+    with replacing(root / "file") as file:
+        file.write(b"new")
+    assert (outside / "file").read_text() == "data" and (root / "file").read_text() == "new"
+    assert not (root / "file").is_symlink()
+
+
+def test_links_are_found_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "sinks" / "x").mkdir(parents=True)
+    (tmp_path / "sinks" / "x" / "link").symlink_to("nowhere")
+    assert find_link(tmp_path, ("sinks/*",)) is None
+    assert find_link(tmp_path) == tmp_path / "sinks" / "x" / "link"
+    (tmp_path / "a" / "b" / "link").symlink_to(tmp_path)
+    assert find_link(tmp_path, ("sinks/*",)) == tmp_path / "a" / "b" / "link"
