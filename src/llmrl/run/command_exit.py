@@ -100,6 +100,9 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
 
     try:
         yield
+    except KeyboardInterrupt:
+        tell(name, _INTERRUPTED)
+        raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
         if _whole() and _from_inside(error):
             raise
