@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(cache):
 def process(code):
     """A process of this user, which has a limiter of the same account."""
     lines = f"import os, sys, time\nfrom llmrl.llms.rate_limit import RateLimit\n{code}"
-    return subprocess.Popen([sys.executable, "-c", lines], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", lines], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def test_requests_of_other_processes_count(cache):
@@ -201,7 +201,7 @@ def test_requests_of_other_processes_count(cache):
 
 
 def test_a_slot_of_a_killed_process_is_free_again(cache):
-    code = "with RateLimit(1).shared('one').slot():\n    print('taken', flush=True)\n    time.sleep(600)"
+    code = "with RateLimit(1).shared('one').slot():\n    print('taken', flush=True)\n    sys.stdin.read()"
     with process(code) as other:
         assert other.stdout.readline() == "taken\n"
         with pytest.raises(WaitedError), RateLimit(1).shared("one").slot(refuse):
