@@ -373,5 +373,39 @@ def _(folder: Path):
     return ended.verdict(states=("finished",))
 
 
+ROOMY = ("env=escape_room", "agent=random", "principal=random", "design.steps=100000", "env.n_envs=2")
+ROOMY += ("design.adapt_rounds=0", "design.validate_episodes=2", "design.references=0")
+
+
+for after in (0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0):
+
+    @attack(f"Ctrl-C {after} s after the start of llmrl-train", "130, at most one message, no traceback")
+    def _(folder: Path, after: float = after):
+        ended = Ended(folder, *ROOMY, ready=lambda: True, number=signal.SIGINT, after=after)
+        held = ended.code == 130 and "Traceback" not in ended.said and not ended.owned and ended.seconds < PROMISED_S
+        return held, f"code {ended.code} after {ended.seconds:.1f} s; {' / '.join(ended.said.split(chr(10)))[-100:]}"
+
+
+for after in (1.0, 3.0, 5.0, 8.0):
+
+    @attack(f"Ctrl-C for all processes {after} s after the start of a sweep", "130, no traceback")
+    def _(folder: Path, after: float = after):
+        with (folder / "said").open("w") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "llmrl.cli.train", "--multirun", *ROOMY, "seed=0,1"],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+            time.sleep(after)
+            os.killpg(process.pid, signal.SIGINT)
+            code = process.wait(60)
+        text = (folder / "said").read_text()
+        return code == 130 and "Traceback" not in text, f"code {code}; {text.strip()[-100:]}"
+
+
 if __name__ == "__main__":
     main("Stop means stop")

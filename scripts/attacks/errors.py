@@ -180,6 +180,41 @@ def _(folder: Path) -> tuple[bool, str]:
     return (code, code_2) == (0, 1) and plain(said) and " ".join(SMALL) in said, last(said)
 
 
+FILES = {
+    "a tab": (b"design:\n\tsteps: 3\n", "line 2, column 1"),
+    "a: b: c": (b"a: b: c\n", "line 1, column 5"),
+    "an unclosed bracket": (b"design:\n  steps: [1, 2\nname: x\n", "line 3, column 5"),
+    "a duplicate key": (b"seed: 1\nname: a\nseed: 2\n", "line 3, column 1"),
+    "a NUL": (b"name: a\0b\n", "line 1, column 8"),
+    "a Python tag": (b"name: !!python/object/apply:os.system ['touch touched']\n", "line 1, column 7"),
+    "an alias of itself": (b"prompts: &a\n  x: *a\n", "line 1, column 10"),
+    "two aliases of itself": (b"prompts: &a [*a, *a]\n", "line 1, column 10"),
+    "latin-1": (b"name: \xe9\n", "line 1, column 7"),
+    "an open interpolation": (b"name: ${nope\n", "line 1, column 7"),
+}
+
+
+for what, (content, place) in FILES.items():
+
+    @attack(f"an option file with {what}", "one line with file, line, column and reason")
+    def _(folder: Path, content: bytes = content, place: str = place) -> tuple[bool, str]:
+        (folder / "experiment").mkdir()
+        (folder / "experiment" / "mine.yaml").write_bytes(content)
+        code, said = command(folder, "--config-dir", str(folder), "experiment=mine", "env=escape_room", "dry_run=true")
+        lines = [line for line in said.splitlines() if line and not line.startswith("Set the environment variable")]
+        held = code == 1 and len(lines) == 1 and f"mine.yaml, {place}: " in lines[0]
+        return held and not (folder / "touched").exists(), " / ".join(lines)
+
+
+for word in ("seed=${seed}", "name=${nope}", "env=null", "output_root=${output_root}", "env.n_envs=${nope:1}"):
+
+    @attack(f"{word} is typed", "one line that names it")
+    def _(folder: Path, word: str = word) -> tuple[bool, str]:
+        code, said = command(folder, "env=escape_room", word, "dry_run=true")
+        lines = [line for line in said.splitlines() if line and not line.startswith("Set the environment variable")]
+        return code == 1 and len(lines) == 1 and f"{word}: " in lines[0], " / ".join(lines)
+
+
 # Records
 
 

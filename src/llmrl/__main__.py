@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from llmrl.run.command_exit import interruptible
+
 COMMANDS = {
     "train": ("llmrl.cli.train", "compose an experiment and run it, or a sweep of them"),
     "evaluate": ("llmrl.cli.evaluate", "play a finished run's agents, mechanisms or players again"),
@@ -25,7 +27,8 @@ def main() -> None:
         sys.stdout.write(f"llmrl {__version__}\n")
     elif name in COMMANDS:
         sys.argv = [f"llmrl-{name}", *sys.argv[2:]]
-        import_module(COMMANDS[name][0]).main()
+        with interruptible(sys.argv[0]):
+            import_module(COMMANDS[name][0]).main()
     else:
         lines = [f"  {command:<9} {does}" for command, (_, does) in COMMANDS.items()]
         sys.stdout.write("\n".join(["python -m llmrl COMMAND ..., each with --help:", *lines, ""]))

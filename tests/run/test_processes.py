@@ -138,6 +138,14 @@ def test_one_that_fails_ends_the_run_and_the_folder_says_why(tmp_path):
     assert not (folder / "owner.json").exists() and not list((tmp_path / "temporary").glob("llmrl*"))
 
 
+def test_a_signal_to_one_that_is_far_from_a_safe_point_is_forwarded_to_the_first(tmp_path):
+    """Which gives up the work since its last checkpoint; without that it would save at its next safe point."""
+    ended = two_processes(tmp_path, "far")
+    assert 0 not in ended.codes
+    status = read_status(ended.folder("given_up"))
+    assert status.state == "preempted" and "everything is saved" not in status.error
+
+
 @pytest.mark.slow
 def test_torchrun_computes_what_one_process_computes(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -119,6 +119,18 @@ def test_what_is_before_a_long_way_is_saved(tmp_path, monkeypatch):
         assert len(run.checkpoints.paths()) == 1, "it would spend most of its time on saving"
 
 
+def test_a_checkpoint_that_a_stop_would_have_to_wait_for_is_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("llmrl.run.run.PROMISED_S", 8.05)
+    with Run.open(tmp_path, "toys", CONFIG) as run:
+        save = run.checkpoints.save
+        run.checkpoint(1, {})
+        assert "took" not in caplog.text
+        monkeypatch.setattr(run.checkpoints, "save", lambda *args: time.sleep(0.1) or save(*args))
+        for iteration in (2, 3):
+            run.checkpoint(iteration, {})
+    assert caplog.text.count("a checkpoint took") == 1
+
+
 def test_a_signal_is_meant_for_the_run_that_needs_a_run_too(capfd):
     with StopFlag("stopping") as outer:
         with StopFlag("stopping"):

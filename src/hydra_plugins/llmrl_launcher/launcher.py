@@ -71,7 +71,7 @@ class LlmrlLauncher(Launcher):
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.experiment import application_of
         from llmrl.experiment.sweep_jobs import compute_sweep
-        from llmrl.run.command_exit import ending
+        from llmrl.run.command_exit import begin_work, ending
 
         assert self.config is not None
         setup_globals()
@@ -79,6 +79,7 @@ class LlmrlLauncher(Launcher):
         logging.getLogger("llmrl").setLevel(logging.INFO)
         with ending(application_of(self.config).command):
             found = self._compose(job_overrides, initial_job_idx)
+            begin_work()
             if len(dry := {run.experiment.config["dry_run"] for run in found}) > 1:
                 raise ConfigError("dry_run is for all runs of a sweep or for none")
             if dry == {True}:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
-
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
 from llmrl.cli.help import answered
-from llmrl.run.command_exit import EXIT_FAILED, ending, say
+from llmrl.run.command_exit import EXIT_FAILED, begin_work, ending, say
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 EXPLAIN = "--explain"
 
@@ -29,6 +30,7 @@ def task(name: str, config: DictConfig) -> float | None:
 
     with ending(name):
         experiment = Experiment.of_hydra(config)
+        begin_work()
         keep_private(experiment.config.get("private", True))
         experiment.check()
         _, world_size = placed()
@@ -40,11 +42,16 @@ def task(name: str, config: DictConfig) -> float | None:
         return run_and_print(experiment)
 
 
-def console(name: str, app: Callable[[], Any], config_name: str) -> None:
-    """Console script. Hydra has printed why a composition failed; what was mistyped gets what may have been meant.
+def console(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
+    """Run a console script: have Hydra compose `config_name` and call `job` with the result.
+
+    Hydra has printed why a composition failed; what was mistyped gets what may have been meant.
 
     What is created before the config is known is private, and a secret that is typed gets no further than this.
     """
+    import hydra
+
+    from llmrl.config.hydra_versions import BASE
     from llmrl.config.installed_options import offer_installed
     from llmrl.config.overrides import translated
     from llmrl.config.trust_options import guard_hydra
@@ -80,7 +87,7 @@ def console(name: str, app: Callable[[], Any], config_name: str) -> None:
             explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])
         return
     try:
-        app()
+        hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, **BASE)(job)()
     except SystemExit as stop:
         if stop.code == 1 and not isinstance(stop.__cause__, Exception):
             from llmrl.config.suggestions import hint

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrl.run.command_exit import interruptible
+
 if TYPE_CHECKING:
     from llmrl.evaluation.settings import EvaluationSettings
 
@@ -177,6 +179,7 @@ def print_suite(results: Mapping[str, Any]) -> None:
     terminal().print(f"Saved in {results['out']}: {files}", soft_wrap=True)
 
 
+@interruptible("llmrl-evaluate")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-evaluate`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmrl.run.command_exit import interruptible
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -75,6 +77,7 @@ def export_trackio(folder: Path, out: Path | None = None) -> list[tuple[str, str
     return told
 
 
+@interruptible("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script."""
     from llmrl.core.terminal import guard_terminal

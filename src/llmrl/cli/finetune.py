@@ -1,23 +1,25 @@
 """`llmrl-finetune`: train the language model that proposes policy parameters, and evaluate it before and after.
 
-Only Hydra is imported here: `--help`, `--cfg job` and shell completion must answer at once.
+Nothing heavy is imported here: Ctrl-C is handled from the start of `main` on.
 """
 
 from __future__ import annotations
 
-import hydra
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
 from llmrl.cli import command
-from llmrl.config.hydra_versions import BASE
+from llmrl.run.command_exit import interruptible
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@hydra.main(config_path="pkg://llmrl.conf", config_name="finetune", **BASE)
 def finetune(config: DictConfig) -> float | None:
     """The task Hydra calls for every job; returns what a sweeper optimises."""
     return command.task("llmrl-finetune", config)
 
 
+@interruptible("llmrl-finetune", composes=True)
 def main() -> None:
     """Console script."""
     command.console("llmrl-finetune", finetune, "finetune")

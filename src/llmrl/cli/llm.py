@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llmrl.cli.small_model import add_arguments
+from llmrl.run.command_exit import interruptible
 
 if TYPE_CHECKING:
     from llmrl.core.model_protocols import Scorer
@@ -228,6 +229,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[s
     return only_typed(plain, overrides)
 
 
+@interruptible("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrl.run.command_exit import interruptible
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -286,6 +288,7 @@ def clean(args: argparse.Namespace) -> int:
     return 0
 
 
+@interruptible("llmrl-sweep")
 def main(argv: list[str] | None = None) -> None:
     """Console script."""
     from llmrl.core.terminal import guard_terminal

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
+from llmrl.run.command_exit import interruptible
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report
@@ -177,6 +178,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
     print_line(f"Report: {page}")
 
 
+@interruptible("llmrl-report")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-report`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal

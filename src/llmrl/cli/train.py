@@ -1,23 +1,25 @@
 """`llmrl-train`: compose an experiment from config groups and run it.
 
-Only Hydra is imported here, because `--help`, `--cfg job` and shell completion must respond at once.
+Nothing heavy is imported here: Ctrl-C is handled from the start of `main` on.
 """
 
 from __future__ import annotations
 
-import hydra
-from omegaconf import DictConfig
+from typing import TYPE_CHECKING
 
 from llmrl.cli import command
-from llmrl.config.hydra_versions import BASE
+from llmrl.run.command_exit import interruptible
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-@hydra.main(config_path="pkg://llmrl.conf", config_name="train", **BASE)
 def train(config: DictConfig) -> float | None:
     """Run one job for Hydra; return the scalar that a sweeper optimises."""
     return command.task("llmrl-train", config)
 
 
+@interruptible("llmrl-train", composes=True)
 def main() -> None:
     """Run the console script `llmrl-train`."""
     command.console("llmrl-train", train, "train")

@@ -96,11 +96,18 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _none_for_null(argument: str) -> str:
-    """The choice of a group's option `none` where `null` is chosen."""
+    """Return an argument with the choice of a group's option `none` where `null` is chosen.
+
+    Raises:
+        ConfigError: the group has no such option.
+    """
     group, equals, value = argument.partition("=")
     if not equals or not group.isidentifier() or "null" not in value.split(","):
         return argument
-    if not (resources.files("llmrl.conf") / group / "none.yaml").is_file():
+    folder = resources.files("llmrl.conf") / group
+    if not (folder / "none.yaml").is_file():
+        if folder.is_dir():
+            raise ConfigError(f"{argument}: null is no option of {group}; --list {group} shows its options")
         return argument
     return f"{group}={','.join('none' if each == 'null' else each for each in value.split(','))}"
 

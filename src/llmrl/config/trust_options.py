@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
+from llmrl.config.option_file_checks import begin_composition, describe, guard_option_files
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import protect_resolved
 from llmrl.core.trust import SHELL, Trust, is_nobodys, user_file
@@ -149,10 +150,12 @@ def named_code(node: Any) -> Iterator[str]:
 
 
 def guard_hydra() -> None:
-    """Have Hydra refuse configs in which a file says what Hydra itself would run, and redact what configs read from the
-    environment; done once a process."""
+    """Have Hydra refuse configs in which a file says what Hydra itself would run, and files that it cannot read, and
+    redact what configs read from the environment; done once a process."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from omegaconf import OmegaConf
+
+    guard_option_files()
 
     # What every way to a composed config goes through: the second since Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
@@ -164,12 +167,21 @@ def guard_hydra() -> None:
     @functools.wraps(load)
     def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
         from hydra.errors import ConfigCompositionException
+        from omegaconf.errors import OmegaConfBaseException
 
-        try:
+        overrides = kwargs["overrides"] if "overrides" in kwargs else args[1]
+        begin_composition()
+        try:  # `from None`: Hydra prints causes of OmegaConf as well
             config: DictConfig = load(self, *args, **kwargs)
-            check_hydra(config, kwargs["overrides"] if "overrides" in kwargs else args[1])
+            check_hydra(config, overrides)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException(describe(error, overrides)) from None
         except (ConfigError, ValueError) as error:  # Hydra's ValueError: the option of a group is a number or null
             raise ConfigCompositionException(str(error)) from error
+        except ConfigCompositionException as error:
+            if not isinstance(error.__cause__, OmegaConfBaseException):
+                raise
+            raise ConfigCompositionException(describe(error.__cause__, overrides)) from None
         return config
 
     setattr(ConfigLoaderImpl, name, guarded)
@@ -200,7 +212,9 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     own = config.hydra
-    if sorted([*own.overrides.task, *own.overrides.hydra]) != sorted(overrides):
+    # By index: an error of iteration does not say which one cannot be resolved.
+    composed = [each[i] for each in (own.overrides.task, own.overrides.hydra) for i in range(len(each))]
+    if sorted(composed) != sorted(overrides):
         raise ConfigError("hydra.overrides is set in an option file; overrides are typed")
     trust = Trust(tuple(trusted_by(overrides)))
     shared = HydraConfig.instance()
@@ -212,7 +226,9 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
             name: OmegaConf.to_container(own[name], resolve=True) if OmegaConf.is_config(own[name]) else None
             for name in parts
         }
-    except (OmegaConfBaseException, ValueError, KeyError) as error:
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"hydra's own options cannot be read: {describe(error, overrides)}") from error
+    except (ValueError, KeyError) as error:
         raise ConfigError(f"hydra's own options cannot be read: {error}") from error
     finally:
         shared.cfg = before

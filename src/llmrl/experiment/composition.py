@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
+from llmrl.config.option_file_checks import describe
 from llmrl.config.overrides import translated
 from llmrl.config.suggestions import hint, removed
 from llmrl.config.trust_options import guard_hydra
@@ -61,7 +62,8 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
             except (HydraException, OmegaConfBaseException) as error:
                 where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
                 meant = hint([*where, *typed], primary)
-                raise ConfigError(f"{error}\n{meant}" if meant else str(error)) from error
+                said = describe(error, typed) if isinstance(error, OmegaConfBaseException) else str(error)
+                raise ConfigError(f"{said}\n{meant}" if meant else said) from error
             own.set_config(config)
             with read_write(config), open_dict(config):
                 del config["hydra"]
@@ -96,14 +98,15 @@ def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[
         with composed(primary, overrides, [] if config_dir is None else [config_dir]) as config:
             return plain_config(config)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(describe(error, overrides)) from error
 
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
     """Return a composed config as plain data; `HydraConfig` must be set.
 
     Raises:
-        ConfigError: a value is missing, an option no longer exists, or a value is a secret or refers to one.
+        ConfigError: a value is missing or cannot be resolved, an option no longer exists, or a value is a secret or
+            refers to one.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -117,9 +120,8 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
-    except InterpolationResolutionError as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{error.full_key}: {reason}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(describe(error, HydraConfig.get().overrides.task)) from error
     assert isinstance(container, dict)
     refuse(container)
     return {str(key): value for key, value in container.items()}

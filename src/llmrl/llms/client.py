@@ -43,13 +43,13 @@ def connect(
     others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
 ) -> ChatClient:
     """Return the client that a config's `llm` describes; `ChatClient.join_run` ties it to a run later."""
-    beside = {name: (other, own.shared(other.account)) for name, (other, own) in (others or {}).items()}
+    beside = {name: (other, own.shared(other.quota)) for name, (other, own) in (others or {}).items()}
     return ChatClient(
         provider,
         Cache(Path(cache_dir).expanduser(), cache),
         None,
         retry,
-        limits.shared(provider.account),
+        limits.shared(provider.quota),
         budget,
         failures,
         None if cache_across_seeds else seed,

@@ -117,7 +117,7 @@ class Endpoint:
     def _one(self, call: Call, flight: PendingCall) -> ChatReply | LLMError:
         """Ask the provider for one reply, as often as it takes."""
         try:
-            with self.limits.slot():
+            with self.limits.slot(lambda seconds: self._wait(seconds, flight)):
                 self._wait(0.0, flight)
                 # Another process may have asked the same while this request waited for its turn.
                 kept = self.from_cache(call)
@@ -221,9 +221,9 @@ class Endpoint:
             raise
         flight.finish()
         counts = [(reply.prompt_tokens, reply.completion_tokens) for reply in replies]
-        took(sum(a + b for a, b in counts if a is not None and b is not None) or sum(one.tokens for one in held))
         for reservation, reply in zip(held, replies, strict=True):
             self.terms.budget.settle(reservation, reply)
+        took(sum(a + b for a, b in counts if a is not None and b is not None) or sum(one.tokens for one in held))
         return replies
 
     def _announce(self, calls: Sequence[Call], held: Sequence[Reservation], attempt: int) -> None:

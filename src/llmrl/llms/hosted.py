@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -73,7 +74,12 @@ class HostedProvider(Provider):
 
     @property
     def account(self) -> str:
+        """Name of the model, and of the variable with the key."""
         return f"{self.label}, {self.api_key_env}"
+
+    @property
+    def quota(self) -> str:
+        return f"{self.account}, {hashlib.sha256((self._key() or '').encode()).hexdigest()}"
 
     def check(self) -> None:
         """Raises LLMError, naming the environment variable, if a key is needed and not set, or is none."""

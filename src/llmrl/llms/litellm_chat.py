@@ -161,9 +161,12 @@ class LiteLLMChat(HostedProvider):
             raise ConfigError(f"llm.batch=true: {self.label} has no batch API that is known here; set it to false")
         return wire
 
+    @property
+    def account(self) -> str:
+        return super().account if self.api_base is None else f"{super().account}, {self.api_base}"
+
     def desk(self, folder: Path) -> Desk:
-        account = self.account if self.api_base is None else f"{self.account}, {self.api_base}"
-        return Desk.of(self._wire, account, folder, self.batch_gather, self.batch_poll)
+        return Desk.of(self._wire, self.account, folder, self.batch_gather, self.batch_poll)
 
     def prepare(self, request: ChatRequest) -> Prepared:
         kept = Kept()

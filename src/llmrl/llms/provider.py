@@ -49,8 +49,8 @@ class Provider(ABC):
         return False
 
     @property
-    def account(self) -> str | None:
-        """Name under which rate limits are shared, of one key and one model; None: this provider shares none."""
+    def quota(self) -> str | None:
+        """Name of what rate limits apply to, one model at one address with one key; None: to this provider alone."""
         return None
 
     def __init__(

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -15,6 +16,7 @@ EXIT_BUDGET = 3
 """Exit code: the budget for language models is used up; with a larger one the same command resumes the run."""
 EXIT_IN_USE = 4
 """Exit code: another live process owns the run folder."""
+_INTERRUPTED = "stopped by SIGINT"
 WHOLE = "HYDRA_FULL_ERROR"
 """Hydra's environment variable that asks for tracebacks on the terminal."""
 
@@ -24,6 +26,64 @@ def say(name: str, text: object) -> None:
     from llmrl.core.printable import printable
 
     sys.stderr.write(f"\n{name}: {printable(text)}\n")
+
+
+@contextmanager
+def interruptible(name: str, composes: bool = False) -> Iterator[None]:
+    """Return a context for the command `name`, entered before its imports, in which Ctrl-C ends it with one line.
+
+    Ctrl-C ends the process at once while a module is imported, and until `begin_work` while Hydra composes: extension
+    modules and Hydra turn an exception into other errors, and nothing has begun that had to be cleaned up. Otherwise it
+    raises `KeyboardInterrupt`. A run replaces this by a handler of its own (`StopFlag`).
+
+    Args:
+        name: name of the command.
+        composes: whether Hydra composes the configuration of the command.
+
+    Raises:
+        SystemExit: Ctrl-C ended the command; with the code `EXIT_INTERRUPTED`.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _composing or _is_importing(frame):
+            os.write(2, f"\n{name}: {_INTERRUPTED}\n".encode())
+            os._exit(EXIT_INTERRUPTED)
+        raise KeyboardInterrupt
+
+    global _composing
+    _composing = composes
+
+    # Not where signals are ignored (nohup), and once only: `python -m llmrl train` enters it twice.
+    main = threading.current_thread() is threading.main_thread()
+    installed = main and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    if installed:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(name, _INTERRUPTED)
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    finally:
+        _composing = False
+        if installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_composing = False
+
+
+def begin_work() -> None:
+    """Mark the end of the composition of a command's configuration (`interruptible`)."""
+    global _composing
+    _composing = False
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -41,6 +101,7 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
     try:
         yield
     except KeyboardInterrupt:
+        tell(name, _INTERRUPTED)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
         if _whole() and _from_inside(error):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,11 +58,12 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
     if processes.world_size == 1:
         return run
     try:
-        opened = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, run.digest))
+        place = (socket.gethostname(), os.getpid(), ownership.process_start(os.getpid()))
+        opened = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, place, run.digest))
         if len({digest for *_, digest in opened}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
         if isinstance(run, Worker):
-            folder, run.state, run.iteration, run.result, _ = opened[0]
+            folder, run.state, run.iteration, run.result, run.first, _ = opened[0]
             run.config, run.seed = dict(config), seed
             if not run.finished:
                 run.follow(Path(folder))
@@ -81,7 +85,8 @@ class Worker(Run):
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
         # It says nothing, and is not interrupted: the first one would lose it, and decides for all.
-        self.stop = StopFlag()
+        self.stop = StopFlag(forward=self._signal_first)
+        self.first: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:
@@ -99,6 +104,14 @@ class Worker(Run):
             position = self.restored.pop(RUN_KEY)["metrics"]
             _mirror(folder, self.folder)
         self.metrics = MetricLog(self.folder, position)
+
+    def _signal_first(self) -> None:
+        """Signal the first process, if it is on this machine: it may be far from a safe point, and can give up.
+
+        By SIGTERM, because a second Ctrl-C would stop it at once."""
+        host, pid, start = self.first
+        if host == socket.gethostname() and ownership.process_start(pid) == start:
+            os.kill(pid, signal.SIGTERM)
 
     def checkpoint(self, iteration: int, state: State) -> Path:
         """Nothing: the first process saves, with the state that it has as well."""

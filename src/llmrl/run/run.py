@@ -54,7 +54,7 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
+from llmrl.run.signals import GIVE_UP_S, PROMISED_S, GivenUp, StopFlag, Stopped, agreed
 from llmrl.run.sinks.sink import FOLDER as SINKS
 from llmrl.run.sinks.sink import Opening, Sink
 from llmrl.run.source_copies import save_sources, sources_of
@@ -188,6 +188,7 @@ class Run:
         self._created: list[Path] = []  # the folder and its parents, if this attempt made them
         self._saved: int | None = None  # iteration of the newest checkpoint
         self._last_checkpoint = self._last_safe_point = time.monotonic()
+        self._is_slow = False  # a checkpoint took so long that a stop may take longer than `PROMISED_S`
         self._saving_took = self._saving_takes = 0.0  # the last checkpoint, and what belongs to the next, seconds
 
     @property
@@ -284,6 +285,14 @@ class Run:
             self._saved = iteration
         self._last_checkpoint = time.monotonic()
         self._saving_took, self._saving_takes = self._saving_takes, 0.0
+        if self._saving_took > (left := PROMISED_S - GIVE_UP_S) and not self._is_slow:
+            self._is_slow = True
+            log.warning(
+                "a checkpoint took %.0f s, more than %g s: a stop waits for it, possibly longer than %d s (told once)",
+                self._saving_took,
+                left,
+                PROMISED_S,
+            )
         return path
 
     @contextmanager

@@ -115,6 +115,7 @@ class StopFlag:
         give_up: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal; None: no
             exception is raised.
         overdue: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
+        forward: function to call in another thread a second after a signal; for a flag without `give_up`.
     """
 
     def __init__(
@@ -122,8 +123,9 @@ class StopFlag:
         says: str = "",
         give_up: Callable[[], BaseException] | None = None,
         overdue: Callable[[], None] = lambda: None,
+        forward: Callable[[], None] | None = None,
     ) -> None:
-        self._says, self._give_up, self._overdue = says, give_up, overdue
+        self._says, self._give_up, self._overdue, self._forward = says, give_up, overdue, forward
         self.signal: int | None = None
         self._since = 0.0
         self._pid = os.getpid()
@@ -162,12 +164,13 @@ class StopFlag:
             log.warning("not in the main thread: this run cannot be stopped safely by signals")
             return self
         global _watching
-        if self._give_up is not None:
+        if self._give_up is not None or self._forward is not None:
             _watching += 1
             news, self._news = os.pipe()
             os.set_blocking(self._news, False)
             self._previous_news = signal.set_wakeup_fd(self._news, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(news,), name="llmrl-stop", daemon=True).start()
+            watch = self._watch if self._forward is None else self._forward_signals
+            threading.Thread(target=watch, args=(news,), name="llmrl-stop", daemon=True).start()
         for name in SIGNALS:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
@@ -252,6 +255,18 @@ class StopFlag:
         if self._says and not self._said:
             self._said = True
             self._say(self._says)
+
+    def _forward_signals(self, news: int) -> None:
+        """Run the watching thread of a flag that forwards signals. It waits a second, because who signals one process
+        often signals all."""
+        assert self._forward is not None
+        ours = {getattr(signal, name) for name in SIGNALS}
+        try:
+            while _OVER not in (told := os.read(news, 64)):
+                if ours.intersection(told) and not select.select([news], [], [], _HANDLED_S)[0]:
+                    self._forward()
+        finally:
+            os.close(news)
 
     def _watch(self, news: int) -> None:
         """Run the watching thread: wait for a signal, then make sure that the run ends."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -33,6 +34,7 @@ PRELOAD = "llmrl.sweeps.preload"
 """The module with what the server imports once for all runs."""
 
 _LONGEST_WORDS = 1000  # characters of a run
+_NUMBERS = [getattr(signal, name) for name in SIGNALS]
 
 
 class RunProcess:
@@ -137,11 +139,21 @@ class RunProcess:
 
 
 def preload(jobs: Sequence[Job]) -> None:
-    """Have the server import what these runs need; does nothing once it runs."""
+    """Start the server, which imports what these runs need; does nothing once it runs.
+
+    It starts with `SIGNALS` blocked, because a terminal sends Ctrl-C to it, too, and `_live` unblocks them.
+    """
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
     ours = [str(target) for target in targets if str(target).startswith("llmrl.")]
     own = sorted({target.rpartition(".")[0] for target in ours if NOBODY.covers(target)})
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *own])
+    resource_tracker.ensure_running()  # here, because it unblocks signals
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+    try:
+        with _unseen_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextmanager
@@ -174,8 +186,9 @@ def _unseen_main() -> Iterator[None]:
 def _live(works: PackWork, log_file: str, last_words: Connection) -> None:
     """The life of a process. How its runs ended goes to the launcher too: a full disk takes no records."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C is the launcher's to hand on
-    for name in SIGNALS:  # the server ignores them
-        signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    for number in _NUMBERS:  # the server ignores and blocks them
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
     output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -1,0 +1,193 @@
+"""Requests of an account, counted over all processes of a user on this machine.
+
+Requests that have started are rows of an SQLite database. Requests in flight are locks on bytes of a file, which the
+kernel releases when their process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.privacy import make_folder
+
+WINDOW = 60.0
+"""Seconds: providers state their limits per minute."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS started (id INTEGER PRIMARY KEY, account TEXT, time REAL, tokens INTEGER);
+CREATE INDEX IF NOT EXISTS by_account ON started (account, time);
+CREATE INDEX IF NOT EXISTS by_time ON started (time);
+CREATE TABLE IF NOT EXISTS held (account TEXT PRIMARY KEY, since REAL, until REAL);
+"""
+_BUSY_S = 60.0  # seconds that a transaction waits for others, which take milliseconds
+_ACCOUNT_BITS = 40  # of a slot's number, above those of the slot within its account
+_SLOT_BITS = 20
+
+
+class AccountState:
+    """Requests of one account that have started in the last `WINDOW` seconds, and those in flight.
+
+    Args:
+        account: name of the account, of which a digest is stored; None: an account of this object alone.
+
+    Raises:
+        ConfigError: the folder that processes share cannot be written.
+    """
+
+    def __init__(self, account: str | None = None) -> None:
+        digest = hashlib.sha256((account or "").encode()).digest()
+        self._account = digest.hex()[:16]
+        self._first_slot = int.from_bytes(digest[: _ACCOUNT_BITS // 8]) << _SLOT_BITS
+        self._lock = threading.Lock()
+        self._memory: sqlite3.Connection | None = None
+        if account is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+            self._memory.executescript(_TABLES)
+            self._slots = _Slots(None)
+            return
+        try:
+            folder = shared_folder()
+            make_folder(folder, private=True)
+            self._path = folder / "requests.sqlite"
+            self._slots = _Slots.of(folder / "slots")
+            with self._connected() as database:
+                database.executescript(_TABLES)
+        except (OSError, RuntimeError, sqlite3.Error) as error:  # RuntimeError: there is no home folder
+            raise ConfigError(
+                f"llm.limits: the folder in which processes share them cannot be used ({error}); set XDG_CACHE_HOME "
+                "to a folder that can be written"
+            ) from error
+
+    def start(
+        self, clock: Callable[[], float], tokens: int, max_requests: int | None, max_tokens: int | None
+    ) -> tuple[float, int]:
+        """Record a request of about `tokens` that starts now, if the limits of a window allow it.
+
+        A request with more tokens than a window allows starts once no other request is counted.
+
+        Returns:
+            Seconds after which to try again, 0 if the request has started; and the number of the request.
+        """
+        with self._transaction() as database:
+            now = clock()  # within the transaction, so that times are in the order of the numbers
+            # Times after now are of an earlier start of the machine.
+            database.execute("DELETE FROM started WHERE time <= ? OR time > ?", (now - WINDOW, now))
+            held = "SELECT until FROM held WHERE account = ? AND since <= ? AND until > ?"
+            if found := database.execute(held, (self._account, now, now)).fetchone():
+                return found[0] - now, 0
+            window = "SELECT count(*), coalesce(sum(tokens), 0), min(time) FROM started WHERE account = ?"
+            n_requests, n_tokens, first = database.execute(window, (self._account,)).fetchone()
+            too_many = max_requests is not None and n_requests >= max_requests
+            too_much = max_tokens is not None and n_tokens + tokens > max_tokens
+            if n_requests and (too_many or too_much):
+                return max(first + WINDOW - now, 0.001), 0
+            row = "INSERT INTO started (account, time, tokens) VALUES (?, ?, ?)"
+            return 0.0, database.execute(row, (self._account, now, tokens)).lastrowid or 0
+
+    def correct(self, number: int, tokens: int) -> None:
+        """Set the real number of tokens of a request."""
+        with self._transaction() as database:
+            database.execute("UPDATE started SET tokens = ? WHERE id = ?", (tokens, number))
+
+    def hold(self, clock: Callable[[], float], seconds: float) -> None:
+        """Let no request start for `seconds`."""
+        with self._transaction() as database:
+            now = clock()
+            held = "SELECT max(until) FROM held WHERE account = ? AND since <= ?"
+            before = database.execute(held, (self._account, now)).fetchone()[0] or now
+            row = "INSERT OR REPLACE INTO held (account, since, until) VALUES (?, ?, ?)"
+            database.execute(row, (self._account, now, max(before, now + seconds)))
+
+    def acquire(self, concurrency: int) -> int | None:
+        """Return a free one of the first `concurrency` slots, which is taken then; None if there is none."""
+        return self._slots.acquire(self._first_slot, concurrency)
+
+    def release(self, slot: int) -> None:
+        """Give back a slot of `acquire`."""
+        self._slots.release(slot)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._lock, self._connected() as database:
+                database.execute("BEGIN IMMEDIATE")
+                with database:  # commits
+                    yield database
+        except sqlite3.Error as error:
+            raise LLMError(f"the rate limits that processes share in {self._path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        if self._memory is not None:
+            yield self._memory
+            return
+        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+        try:
+            database.execute("PRAGMA synchronous = OFF")  # nothing has to survive a power cut
+            yield database
+        finally:
+            database.close()
+
+
+def shared_folder() -> Path:
+    """Return the folder that processes of this user on this machine share: `$XDG_CACHE_HOME/llmrl/rate_limits/<host>`,
+    by default in ~/.cache. The host is named because several machines may have one home folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "llmrl" / "rate_limits" / socket.gethostname()
+
+
+class _Slots:
+    """Slots that one process at a time holds, as locks on bytes of a file; without a file, slots of this object."""
+
+    def __init__(self, path: Path | None) -> None:
+        # Never closed: that would release all locks of this process on the file.
+        self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._held: set[int] = set()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, path: Path) -> _Slots:
+        """Return the slots of a file, of which a process has one object."""
+        with _opening:
+            if path not in _opened:
+                _opened[path] = cls(path)
+            return _opened[path]
+
+    def acquire(self, first: int, n: int) -> int | None:
+        with self._lock:
+            for slot in range(first, first + n):
+                if slot not in self._held and self._is_locked_now(slot):
+                    self._held.add(slot)
+                    return slot
+        return None
+
+    def release(self, slot: int) -> None:
+        with self._lock:
+            if self._file is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
+            self._held.remove(slot)
+
+    def _is_locked_now(self, slot: int) -> bool:
+        """Lock a slot unless another process has; return whether it is locked by this one."""
+        if self._file is None:
+            return True
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            raise LLMError(f"requests in flight cannot be counted in {shared_folder()}: {error.strerror}") from error
+        return True
+
+
+_opening = threading.Lock()
+_opened: dict[Path, _Slots] = {}
+os.register_at_fork(after_in_child=_opened.clear)  # a child does not have the locks of its parent
