@@ -80,7 +80,8 @@ def changed_copy(
 ) -> Path:
     run_folder = folder / "x-01234567" / "s2"
     run_folder.mkdir(parents=True)
-    (run_folder / "config.yaml").write_text((repeatable / "config.yaml").read_text())
+    for name in ("config.yaml", "summary.json"):
+        (run_folder / name).write_text((repeatable / name).read_text())
     status = json.loads((repeatable / "status.json").read_text())
     (run_folder / "status.json").write_text(json.dumps({**status, "overrides": overrides or status["overrides"]}))
     provenance = {"attempts": [{"command": command or ["llmrl-train", *TINY]}]}

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
@@ -174,7 +176,7 @@ class LocalChat(Provider):
 
         processors: list[Any] = [RefuseNan()]
         if self.temperature > 0:
-            streams = [self._seeds.numpy(int(request_key({}, request), 16)) for request in requests]
+            streams = [_stream(self._seeds, request_key({}, request)) for request in requests]
             processors.append(TemperatureLogitsWarper(float(self.temperature)))
             if self.top_p < 1:
                 processors.append(TopPLogitsWarper(float(self.top_p)))
@@ -338,3 +340,11 @@ def _read(file: str) -> str:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"llm.chat_template={file} cannot be read: {error}") from error
+
+
+def _stream(seeds: Seeds, key: str) -> np.random.Generator:
+    """Return the random numbers of a request, from all bits of its hexadecimal key."""
+    *words, last = (int(key[max(0, end - 8) : end], 16) for end in range(len(key), 0, -8))
+    for word in words:
+        seeds = seeds.child(word)
+    return seeds.numpy(last)
