@@ -188,7 +188,7 @@ NAMED = {
     "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
     "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "no part of llmrl"),
     "the ledger, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
-    "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "cannot be imported"),
+    "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "sb3_agent._Enough"),
 }
 for _name, (_target, _words) in NAMED.items():
     attack(_name, "refused, nothing imported")(
