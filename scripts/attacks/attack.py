@@ -13,6 +13,7 @@ An attack gets an empty folder of its own. It never reaches for another machine,
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -42,6 +43,11 @@ def attack(name: str, expected: str) -> Callable[[Trial], Trial]:
         return trial
 
     return register
+
+
+def path_with(folder: Path) -> str:
+    """PYTHONPATH for a command: `folder`, before what this process was given, such as another checkout."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def main(title: str) -> None:
