@@ -45,6 +45,11 @@ def attack(name: str, expected: str) -> Callable[[Trial], Trial]:
     return register
 
 
+def path_with(folder: Path) -> str:
+    """PYTHONPATH for a command: `folder`, before what this process was given, such as another checkout."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def main(title: str) -> None:
     """Try all attacks, or those whose name holds the words given, and print a Markdown table.
 

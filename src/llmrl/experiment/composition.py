@@ -19,7 +19,7 @@ from llmrl.config.suggestions import hint, removed
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
-from llmrl.core.secrets import MARK, redact, refuse, refuse_arguments
+from llmrl.core.secrets import redacted_folder, refuse, refuse_arguments
 from llmrl.core.threads import exclusive
 
 log = logging.getLogger(__name__)
@@ -128,16 +128,11 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
 
 
 def _redact_folders(config: DictConfig) -> None:
-    """Redact what a config has read from the environment in the options that name the folders of a run.
-
-    Folders that exist keep their names, such as that of a user in `/home/<user>`."""
+    """Redact what a config has read from the environment in the options that name the folders of a run."""
     for path in _FOLDERS:
         group, _, key = path.rpartition(".")
         node = OmegaConf.select(config, group) if group else config
         if isinstance(node, DictConfig) and key in node and OmegaConf.is_interpolation(node, key):
-            place = Path()
-            for part in Path(str(node[key])).parts:
-                exists = key != "name" and (place / part).expanduser().exists()
-                place /= part if exists else redact(part).replace(MARK, "redacted")
+            folder = str(redacted_folder(Path(str(node[key]))))
             with read_write(config):
-                node[key] = str(place)
+                node[key] = folder
