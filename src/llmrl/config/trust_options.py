@@ -146,14 +146,15 @@ def guard_hydra() -> None:
     """Have Hydra refuse configs in which a file says what Hydra itself would run, and redact what configs read from the
     environment; done once a process."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from omegaconf import OmegaConf
+
+    from llmrl.conf import register_resolver
 
     # What every way to a composed config goes through: the second since Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
     load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
         return
-    OmegaConf.register_new_resolver("oc.env", _read_environment, replace=True)
+    register_resolver("oc.env", _read_environment, replace=True)
 
     @functools.wraps(load)
     def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
