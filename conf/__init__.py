@@ -1,12 +1,13 @@
 """Hydra configuration of llmrl; installed as the package `llmrl.conf`."""
 
 import math
+from collections.abc import Callable
 
 import omegaconf
 from omegaconf import OmegaConf
 
 # From 2.4 on the name without `new_` is the one that stays; in 2.3 it is that of an older function.
 _old = omegaconf.__version__.startswith("2.3.")
-_register = getattr(OmegaConf, "register_new_resolver" if _old else "register_resolver")
+register_resolver: Callable[..., None] = OmegaConf.register_new_resolver if _old else OmegaConf.register_resolver
 # `${product:2,${design.candidates}}`: a count that follows others.
-_register("product", lambda *factors: math.prod(factors), replace=True)
+register_resolver("product", lambda *factors: math.prod(factors), replace=True)

@@ -153,7 +153,8 @@ def guard_hydra() -> None:
     """Have Hydra refuse configs in which a file says what Hydra itself would run, and files that it cannot read, and
     redact what configs read from the environment; done once a process."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from omegaconf import OmegaConf
+
+    from llmrl.conf import register_resolver
 
     guard_option_files()
 
@@ -162,7 +163,7 @@ def guard_hydra() -> None:
     load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
         return
-    OmegaConf.register_new_resolver("oc.env", _read_environment, replace=True)
+    register_resolver("oc.env", _read_environment, replace=True)
 
     @functools.wraps(load)
     def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
