@@ -154,7 +154,6 @@ def data(tmp_path):
     """Saves trajectories and gives their folder."""
 
     def save(trajectories):
-        (tmp_path / "bot").mkdir(exist_ok=True)
         TrajectoryFiles(tmp_path / "bot").write(trajectories)
         return str(tmp_path / "bot")
 

@@ -101,6 +101,9 @@ class TrajectoryFiles:
         self._folder = folder / FOLDER
         self._written: list[int] = [] if state is None else list(state["written"])
         try:
+            folder.mkdir(
+                parents=True, exist_ok=True
+            )  # an evaluation's is below the run's, which was searched for links
             create_folder(self._folder, folder)
             for path in self._folder.glob(".*.tmp"):
                 path.unlink()
