@@ -83,7 +83,14 @@ def test_two_launchers_share_a_sweep(tmp_path):
 
 @pytest.mark.slow
 def test_first_interrupt_saves_and_the_same_command_goes_on(tmp_path):
-    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0,1", "design.steps=60")
+    overrides = (
+        *TROUBLED,
+        "hardware.parallel=1",
+        "agent.trouble=slow",
+        "agent.until=ok",
+        "seed=0,1",
+        "design.steps=60",
+    )
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: states(tmp_path).get(("slow", 0)) == "running" if (tmp_path / "outputs").exists() else False)
     until(lambda: table(tmp_path)[0]["last_metrics"].get("principal_steps", 0) >= 1)
@@ -101,7 +108,14 @@ def test_first_interrupt_saves_and_the_same_command_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_cancel_tells_the_launcher_and_its_runs(tmp_path):
-    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0,1", "design.steps=500")
+    overrides = (
+        *TROUBLED,
+        "hardware.parallel=1",
+        "agent.trouble=slow",
+        "agent.until=ok",
+        "seed=0,1",
+        "design.steps=500",
+    )
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
     waiting = next(row for row in table(tmp_path) if row["state"] == "queued")
@@ -116,7 +130,14 @@ def test_cancel_tells_the_launcher_and_its_runs(tmp_path):
 
 @pytest.mark.slow
 def test_a_launcher_killed_outright_leaves_its_runs_working_and_its_queue_free(tmp_path):
-    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0,1", "design.steps=20")
+    overrides = (
+        *TROUBLED,
+        "hardware.parallel=1",
+        "agent.trouble=slow",
+        "agent.until=ok",
+        "seed=0,1",
+        "design.steps=20",
+    )
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
     launcher.kill()
@@ -152,7 +173,7 @@ def test_a_mistake_in_one_run_starts_none(tmp_path):
     for wrong, told in (
         ("env.n_envs=4,abc", "env.n_envs='abc'"),
         ("agent.ppo.learning_rate=1e-3,-1", "learning_rate=-1"),
-        ("seed=0,-1", "seed=-1: a whole number >= 0"),
+        ("seed=0,-1", "seed=-1"),
         ("design.steps=1,0", "design.steps=0"),
         ("hardware.precision=highest,medium", "hardware.precision: different values are not different runs"),
         (["hardware/backend=here", "hardware.parallel=2"], "hardware/backend=local computes several"),

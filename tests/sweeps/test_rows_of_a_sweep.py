@@ -62,7 +62,7 @@ def test_rows_end_as_runs_alone_do(tmp_path):
 @pytest.mark.slow
 def test_rows_of_a_process_that_dies_go_on(tmp_path):
     """Together after its first death, each by itself after the second; and what is told of them."""
-    overrides = (*ROOM, "design.steps=40", "seed=0,1", "checkpoint_seconds=0")
+    overrides = (*ROOM, "hardware.parallel=1", "design.steps=40", "seed=0,1", "checkpoint_seconds=0")
     launcher = start(*overrides, cwd=tmp_path)
     for death in (1, 2):
 
@@ -91,7 +91,7 @@ def test_rows_of_a_process_that_dies_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_stop_saves_all_rows_and_the_same_command_goes_on(tmp_path):
-    overrides = (*ROOM, "design.steps=80", "seed=0,1")
+    overrides = (*ROOM, "hardware.parallel=1", "design.steps=80", "seed=0,1")
     launcher = start(*overrides, cwd=tmp_path)
     until(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
     done = command("cancel", "outputs", cwd=tmp_path)
