@@ -213,9 +213,12 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     own = config.hydra
-    # By index: an error of iteration does not say which one cannot be resolved.
-    composed = [each[i] for each in (own.overrides.task, own.overrides.hydra) for i in range(len(each))]
-    if sorted(composed) != sorted(overrides):
+    words: list[Any] = []
+    for each in (own.overrides.task, own.overrides.hydra):
+        for i in range(len(each)):
+            each[i]  # By index: an error of iteration does not say which one cannot be resolved.
+        words += OmegaConf.to_container(each, resolve=False)  # type: ignore[arg-type]
+    if sorted(words) != sorted(overrides):
         raise ConfigError("hydra.overrides is set in an option file; overrides are typed")
     trust = Trust(tuple(trusted_by(overrides)))
     shared = HydraConfig.instance()
