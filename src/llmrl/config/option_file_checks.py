@@ -6,6 +6,7 @@ Hydra prints a traceback for a file that is no valid YAML, and does not end for 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -73,9 +74,13 @@ def _place(text: str, position: int) -> tuple[int, int]:
 
 def _check_text(text: str) -> Interpolations:
     """Raise YAMLError unless `text` can be composed and constructed as OmegaConf does, and holds a mapping."""
-    from omegaconf._utils import get_yaml_loader
     from omegaconf.errors import GrammarParseError
     from omegaconf.grammar_parser import parse
+
+    module = (
+        "omegaconf._yaml" if importlib.util.find_spec("omegaconf._yaml") else "omegaconf._utils"
+    )  # from 2.4 on; 2.3
+    get_yaml_loader = importlib.import_module(module).get_yaml_loader
 
     loader = get_yaml_loader()(text)
     try:
