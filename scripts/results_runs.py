@@ -106,7 +106,8 @@ def _line(run: RunRecord, task: str, group: str, settings: StudySettings) -> dic
     summary = run.summary()
     kept = {key: json.dumps(summary[key]) for key in SUMMARY_KEYS if key in summary}
     if settings.map is not None:
-        history = [{key: row[key] for key in ("mechanism", "objective")} for row in summary["history"]]
+        keys = ("mechanism", "objective", "validated")
+        history = [{key: row[key] for key in keys if key in row} for row in summary["history"]]
         kept["history"] = json.dumps(history)
     return {**dict(zip(_IDENTITY, identity, strict=True)), **kept}
 

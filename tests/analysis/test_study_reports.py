@@ -206,6 +206,21 @@ def test_a_landscape_is_the_mean_of_every_setting_over_societies(tmp_path: Path)
     assert len((page.parent / "tables" / "map_study_landscape.csv").read_text().splitlines()) == 1 + len(GRID)
 
 
+def test_a_landscape_after_several_numbers_of_rounds(tmp_path: Path) -> None:
+    for k in range(2):
+        rows = [{**row, "validated": {"0": 3.0, "5": row["objective"]}} for row in history(k, GRID)]
+        write_run(tmp_path, "map", ["principal=listed", f"agent.init_from_seed={k}"], 0, report=MAP, history=rows)
+    [section] = summarize(tmp_path / "map", ReportSettings()).sections
+    assert isinstance(section.study, Landscape)
+    assert list(section.study.rounds) == [0, 5]
+    assert set(section.study.rounds[0].estimate) == {3.0}
+    assert section.study.rounds[5].estimate.tolist() == section.study.band.estimate.tolist()
+    page = write_report(summarize(tmp_path / "map", ReportSettings()), tmp_path / "report")
+    assert (page.parent / "figures" / "map_study.svg").exists()
+    table = (page.parent / "tables" / "map_study_adaptation.csv").read_text().splitlines()
+    assert table[0] == "a,b,c,rounds,mean,low,high" and len(table) == 1 + 2 * len(GRID)
+
+
 def test_the_best_of_many_noisy_settings_is_measured_by_runs_that_did_not_choose_it() -> None:
     noise = np.random.default_rng(0).normal(0, 1, (500, 8))
     honest = _chosen_by_half(noise)

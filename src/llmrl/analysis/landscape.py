@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from llmrl.analysis.table_format import NumberFormat, ReportTable, with_interval
 from llmrl.core.errors import RunFolderError
 
 _BEST, _WORST = 10, 5
+_Setting = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class Landscape(StudyResult):
         names: of the numbers of a setting.
         vectors: the settings, [n, d].
         band: the mean objective of each, with its interval, [n].
+        rounds: mean objective after each number of adaptation rounds (`design.validate_at`); empty if not measured.
     """
 
     names: tuple[str, ...]
     vectors: np.ndarray
     band: Band
+    rounds: Mapping[int, Band] = field(default_factory=dict)
 
     @property
     def best(self) -> int:
@@ -58,7 +61,8 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
     Raises:
         RunFolderError: a run has other settings than the others, or its summary cannot be read.
     """
-    measured = [_by_setting(run) for run in runs]
+    histories = [_history(run) for run in runs]
+    measured = [_by_setting(history) for history in histories]
     first = measured[0]
     for run, found in zip(runs, measured, strict=True):
         if found.keys() != first.keys():
@@ -69,11 +73,18 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
         raise RunFolderError(f"report.map={settings.map}: {lacking[0]} is none of the numbers {', '.join(names)}")
     vectors = np.array([[value for _, value in setting] for setting in first])
     values = np.array([[found[setting] for found in measured] for setting in first])
-    band = mean_interval(values, units_of(runs))
+    units = units_of(runs)
+    band = mean_interval(values, units)
+    rounds = {}
+    for n in sorted({int(n) for history in histories for row in history for n in row.get("validated", ())}):
+        after = [_by_setting(history, n) for history in histories]
+        rounds[n] = mean_interval(np.array([[found[setting] for found in after] for setting in first]), units)
     pretrainings = pretrainings_of(runs)
     basis = f"{len(runs)} runs" + (f" of {pretrainings} pre-trained societies" if pretrainings else "")
     unit = settings.unit or "objective"
-    table = _table(names, vectors, band, unit, basis)
+    tables = [_table(names, vectors, band, unit, basis)]
+    if rounds:
+        tables.append(_rounds_table(names, vectors, rounds, unit, basis))
     best = int(band.estimate.argmax())
     nothing = np.flatnonzero((vectors == 0).all(axis=1))
     form = NumberFormat(band.estimate)
@@ -88,11 +99,10 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
         better = int((band.low > band.high[nothing[0]]).sum())
         worse = int((band.high < band.low[nothing[0]]).sum())
         said += f". Of the others {better} are better than none and {worse} worse, with intervals that do not touch"
-    caption = (
-        f"Mean {unit} under each setting, {basis}; intervals are in the table. The best is framed. All settings "
-        "of a run met the same random numbers."
-    )
-    return Landscape(settings, (said + ".",), (table,), caption, names, vectors, band)
+    caption = f"Mean {unit} under each setting, {basis}; intervals are in the table. "
+    caption += "The lines connect measurements of one setting." if rounds else "The best is framed."
+    caption += " All settings of a run met the same random numbers."
+    return Landscape(settings, (said + ".",), tuple(tables), caption, names, vectors, band, rounds)
 
 
 def _chosen_by_half(values: np.ndarray) -> float | None:
@@ -108,18 +118,33 @@ def _chosen_by_half(values: np.ndarray) -> float | None:
     return float(np.mean([other[one.argmax()] for one, other in (halves, halves[::-1])]))
 
 
-def _by_setting(run: RunRecord) -> dict[tuple[tuple[str, float], ...], float]:
-    """The mean objective of each setting that a run has measured."""
-    found: dict[tuple[tuple[str, float], ...], list[float]] = {}
+def _history(run: RunRecord) -> list[dict[str, Any]]:
+    """Return the proposals in the summary of a run.
+
+    Raises:
+        RunFolderError: the summary cannot be read.
+    """
     try:
-        for row in run.summary()["history"]:
-            found.setdefault(_setting(row["mechanism"]), []).append(float(row["objective"]))
+        return [{**row, "mechanism": _setting(row["mechanism"])} for row in run.summary()["history"]]
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{run.folder}: its summary has no proposals that can be read ({error!r})") from error
+
+
+def _by_setting(history: Sequence[Mapping[str, Any]], rounds: int | None = None) -> dict[_Setting, float]:
+    """Return the mean objective of each setting.
+
+    Args:
+        history: proposals of a run.
+        rounds: number of adaptation rounds after which it was measured; None: the last.
+    """
+    found: dict[_Setting, list[float]] = {}
+    for row in history:
+        value = row["objective"] if rounds is None else row["validated"][str(rounds)]
+        found.setdefault(row["mechanism"], []).append(float(value))
     return {setting: float(np.mean(values)) for setting, values in found.items()}
 
 
-def _setting(mechanism: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+def _setting(mechanism: Mapping[str, Any]) -> _Setting:
     return tuple((name, float(value)) for name, value in mechanism.items())
 
 
@@ -151,6 +176,30 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
         f"{unit} under {len(vectors)} settings, mean over {basis} with 95% intervals",
         data,
         [*(names[k] for k in varied), unit, "rank"],
+        rows,
+        0,
+    )
+
+
+def _rounds_table(
+    names: tuple[str, ...], vectors: np.ndarray, rounds: Mapping[int, Band], unit: str, basis: str
+) -> ReportTable:
+    """Return all settings with their objective after each number of adaptation rounds, best last round first."""
+    last = max(rounds)
+    order = [int(i) for i in np.argsort(-rounds[last].estimate, kind="stable")]
+    form = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
+    rows = [[*(f"{x:g}" for x in vectors[i]), *(_interval(band, i, form) for band in rounds.values())] for i in order]
+    data: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
+    data += [
+        [*vectors[i], n, band.estimate[i], band.low[i], band.high[i]]
+        for n, band in rounds.items()
+        for i in range(len(vectors))
+    ]
+    return ReportTable(
+        "study_adaptation",
+        f"{unit} after adaptation, mean over {basis} with 95% intervals",
+        data,
+        [*names, *(f"{n} rounds" for n in rounds)],
         rows,
         0,
     )

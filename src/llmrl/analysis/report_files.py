@@ -35,6 +35,7 @@ _STUDY = (
     "study",
     "study_online",
     "study_landscape",
+    "study_adaptation",
     "study_scores",
     "study_time_to_solution",
     "study_comparisons",

@@ -28,6 +28,14 @@ _WIDEST = 13.0
 _DARK = "#333333"
 _PANELS = 4
 """Tasks beside each other."""
+_STYLES = (
+    ("#0072B2", "-", "o"),
+    ("#D55E00", "--", "s"),
+    ("#009E73", "-.", "^"),
+    ("#CC79A7", "-", "D"),
+    ("#E69F00", "--", "v"),
+)
+"""Color, line and marker of the best settings."""
 _A_ROW = 5
 """Entries of a legend beside each other."""
 
@@ -39,7 +47,7 @@ def drawings_of_study(study: StudyResult, name: str) -> list[Drawing]:
         ConfigError: matplotlib is not installed.
     """
     if isinstance(study, Landscape):
-        return [styled(name, study.caption, lambda: _maps(study))]
+        return [styled(name, study.caption, lambda: _adaptation(study) if study.rounds else _maps(study))]
     assert isinstance(study, GroupsCompared)
     drawings = [styled(name, study.caption, lambda: _groups(study, online=False))]
     if study.online_caption:
@@ -92,6 +100,31 @@ def _maps(study: Landscape) -> Figure:
     figure.colorbar(
         image, ax=panels.ravel().tolist(), label=textwrap.fill(study.settings.unit or "objective", 30), shrink=0.9
     )
+    return figure
+
+
+def _adaptation(study: Landscape) -> Figure:
+    """Draw the objective of each setting over adaptation rounds, in gray except for the best five, labeled."""
+    figure = new_figure(8.0, 5.0)
+    panel = figure.subplots()
+    rounds = list(study.rounds)
+    values = np.array([band.estimate for band in study.rounds.values()])  # [n_rounds, n]
+    best = np.argsort(-values[-1])[: len(_STYLES)]
+    nothing = np.flatnonzero((study.vectors == 0).all(axis=1))
+    styles = dict(zip([*best, *nothing[:1]], [*_STYLES[: len(best)], (_DARK, ":", "x")], strict=False))
+    for i in range(values.shape[1]):
+        if i not in styles:
+            panel.plot(rounds, values[:, i], color="#BBBBBB", linewidth=1, zorder=1)
+    ends = []
+    for i, (color, line, marker) in styles.items():
+        panel.plot(rounds, values[:, i], color=color, linestyle=line, marker=marker, zorder=2)
+        label = ", ".join(f"{x:g}" for x in study.vectors[i])
+        ends.append(LineEnd(label, float(rounds[-1]), float(values[-1, i]), color))
+    panel.set_xticks(rounds)
+    panel.set_xlabel("adaptation rounds")
+    panel.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))
+    panel.set_title(", ".join(study.names), loc="right", fontsize=9)
+    label_line_ends(panel, ends)
     return figure
 
 

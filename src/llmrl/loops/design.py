@@ -328,7 +328,8 @@ class DesignLoop:
         if is_proposal:
             for i, each in enumerate(scores):
                 each.outcome.training = self.record.training_of(i)
-                each.validated = self.record.validated_of(i)
+                if self.earlier_validations:
+                    each.validated = {**self.record.validated_of(i), self.adapt_rounds: each.outcome.value}
         if learner is not None:
             [each] = scores
             each.outcome.gradient = learner.gradient(rollouts, self.objective, self.spending_cost, each.outcome)

@@ -25,7 +25,7 @@ class Score:
         outcome: outcome for the proposer.
         episodes: validation episodes.
         societies: objective of each society.
-        validated: objective after earlier adaptation rounds, by number of rounds (`design.validate_at`).
+        validated: objective by number of adaptation rounds, with the last round; empty without `design.validate_at`.
     """
 
     outcome: Outcome
