@@ -31,6 +31,7 @@ TINY = (
 )
 HIGH = {"harvest": 1.0, "cleanup": 3.0}
 FEW = {
+    "ucb": ("principal.points=2",),  # more arms than fit the budget, so that none is tried twice
     "gp": ("principal.initial=1",),  # all proposals but the first come from a model
     "cem": ("principal.population=4",),  # the stop is in the middle of a generation
     "cmaes": ("principal.population=4",),

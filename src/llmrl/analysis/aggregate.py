@@ -57,7 +57,7 @@ def summarize(
     left: list[ExcludedRuns] = []
     every: list[tuple[str, Group, RunRecord, float | None]] = []
     sections, scored, players = [], [], []
-    tasks = tasks_of(runs, folder)
+    tasks = tasks_of(runs, folder, settings.by_name)
     judged = not settings.rule.metric
     for number, task in enumerate(tasks, start=1):
         said(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
@@ -90,7 +90,7 @@ def summarize(
         about += () if common is None else (about_training(common),)
         references, warned = references_of(finished)
         width = None if common is None else common.width
-        study = study_of(task, finished, references, width, settings.study)
+        study = study_of(task, finished, references, width, settings.study) if settings.by_name else None
         section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
         story = story_of(task, finished)
         sections.append(replace(section, references=references, warnings=warned, study=study, story=story))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrl.analysis.runs import RunRecord
@@ -102,7 +102,7 @@ class ReportTask:
     groups: tuple[Group, ...]
 
 
-def tasks_of(records: Iterable[RunRecord], root: Path) -> list[ReportTask]:
+def tasks_of(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> list[ReportTask]:
     """Sort runs into groups, and groups into tasks; return the tasks sorted by title.
 
     Runs in one folder of seeds are a group. Folders that differ only in the seed of the pre-training run they start
@@ -112,10 +112,14 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[ReportTask]:
     Args:
         records: records of runs in and under `root`.
         root: folder; equal names in different folders are distinguished by their path relative to it.
+        by_name: whether runs of different names are different tasks; False: all runs of one environment are a task,
+            and labels begin with the name where names differ.
     """
     seeds: dict[Path, list[RunRecord]] = {}
     for record in records:
         seeds.setdefault(record.folder.parent, []).append(record)
+    if not by_name:
+        return _tasks_by_environment(list(seeds.values()))
     named: dict[tuple[Path, str], list[Path]] = {}
     environments: dict[Path, set[str]] = {}
     played = {folder: _environment(runs) for folder, runs in seeds.items()}
@@ -135,6 +139,15 @@ def tasks_of(records: Iterable[RunRecord], root: Path) -> list[ReportTask]:
             title += f", env={env or 'unknown'}"
         tasks.append(_task(title, _over_pretrainings([seeds[folder] for folder in folders])))
     return sorted(tasks, key=lambda task: task.title)
+
+
+def _tasks_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
+    named = len({run.name for runs in groups for run in runs}) > 1
+    environments: dict[str, list[list[RunRecord]]] = {}
+    for runs in groups:
+        labeled = [replace(run, overrides={"name": run.name, **run.overrides}) if named else run for run in runs]
+        environments.setdefault(_environment(runs) or "unknown", []).append(labeled)
+    return [_task(env, _over_pretrainings(found)) for env, found in sorted(environments.items())]
 
 
 def _environment(runs: Sequence[RunRecord]) -> str:

@@ -20,6 +20,8 @@ class ReportSettings:
         width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
         budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
         study: presentation of a study; None: the settings of its newest run.
+        by_name: whether runs of different names are different tasks; False: they are compared with each other, and
+            nothing is a study.
     """
 
     rule: ScoreRule = field(default_factory=ScoreRule)
@@ -29,3 +31,4 @@ class ReportSettings:
     width: int | None = None
     budget: int | None = None
     study: StudySettings | None = None
+    by_name: bool = True

@@ -1,10 +1,12 @@
-"""`llmrl-report`: a folder of runs as statistics over seeds, with tables, figures and a page."""
+"""`llmrl-report`: folders of runs as statistics over seeds, with tables, figures and a page."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,14 @@ def parser() -> argparse.ArgumentParser:
 
     p = argparse.ArgumentParser(prog="llmrl-report", description=__doc__)
     p.add_argument(
-        "folder",
+        "folders",
         type=Path,
-        help="outputs, a sweep in it, any folder of runs, or an experiment: run:<hash>, latest:<name>",
+        nargs="+",
+        metavar="FOLDER",
+        help="outputs, a sweep in it, any folder of runs, or an experiment: run:<hash>, latest:<name>; the runs of "
+        "several folders are compared with each other, whatever their names",
     )
+    p.add_argument("--diff", action="store_true", help="print the options in which the compared runs differ")
     add_root(p)
     p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")
     p.add_argument(
@@ -80,7 +86,8 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         default=None,
-        help="where the report goes (default: <folder>/report; with --explore <folder>/explorer)",
+        help="where the report goes (default: <folder>/report; with --explore <folder>/explorer; of several folders: "
+        "report in the innermost folder that has them all)",
     )
     return p
 
@@ -104,8 +111,32 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         args.over,
         args.bin,
         args.budget,
+        by_name=len(args.folders) == 1,
     )
-    return reported(args.folder, settings, args.out, not args.no_figures, _Said())
+    return reported(_common(args.folders), settings, args.out, not args.no_figures, _Said(), args.folders)
+
+
+def _common(folders: Sequence[Path]) -> Path:
+    """Return the innermost folder that has all of `folders`."""
+    return folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
+
+
+def print_differences(numbers: Report) -> None:
+    """Print the options in which the groups of each task differ.
+
+    Raises:
+        RunFolderError: the config of a run cannot be read.
+    """
+    from llmrl.analysis.config_differences import config_differences
+    from llmrl.analysis.groups import tasks_of
+    from llmrl.display.console import print_line, print_table
+
+    for task in tasks_of([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
+        table = config_differences(task)
+        if table.rows:
+            print_table(table.caption, table.columns, table.rows, table.sides)
+        else:
+            print_line(f"All runs of {task.title} have the same options.")
 
 
 def explore(folder: Path, out: Path | None = None) -> Path:
@@ -189,20 +220,27 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.run.command_exit import EXIT_FAILED, ending, say
 
     with ending("llmrl-report"):
+        from llmrl.core.errors import ConfigError
         from llmrl.experiment.run_lookup import folder_of
 
-        args.folder = folder_of(args.folder, args.output_root)
-        keep_private_like(args.folder)
+        args.folders = list(dict.fromkeys(folder_of(folder, args.output_root) for folder in args.folders))
+        for folder in args.folders:
+            keep_private_like(folder)
         if args.explore:
-            explore(args.folder, args.out)
+            if len(args.folders) > 1:
+                raise ConfigError(f"--explore takes one folder of runs, not {len(args.folders)}")
+            explore(args.folders[0], args.out)
             return
         from llmrl.display.sweeps import print_first_screen
 
         numbers, page = report(args)
         print_numbers(numbers, page)
-        print_first_screen(args.folder)
+        if args.diff:
+            print_differences(numbers)
+        if len(args.folders) == 1:
+            print_first_screen(args.folders[0])
     if not numbers.counted:
-        say("llmrl-report", f"no run in {args.folder} has a score; the report says why")
+        say("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,17 @@ def reported(
     out: Path | None = None,
     figures: bool = True,
     said: Callable[[str], None] = lambda text: None,
+    parts: Sequence[Path] = (),
 ) -> tuple[Report, Path]:
     """Read the runs in and under a folder and write their report.
 
     Args:
-        folder: of the runs.
-        settings: what is asked of the report; None: as it comes.
-        out: where it goes; None: `<folder>/report`.
-        figures: False leaves them out; they need matplotlib.
-        said: is told how far a long report is.
+        folder: folder of the runs.
+        settings: settings of the report; None: the defaults.
+        out: folder of the report; None: `<folder>/report`.
+        figures: whether to draw figures, which needs matplotlib.
+        said: called with progress messages.
+        parts: folders in `folder` to which the report is restricted; empty: all.
 
     Returns:
         The report and its page.
@@ -44,7 +46,7 @@ def reported(
 
     if figures:
         check_installed()
-    runs = records(folder)
+    runs = list({run.folder: run for part in parts or [folder] for run in records(part)}.values())
     numbers = summarize(folder, settings or ReportSettings(), runs, said)
     for run in runs if figures else ():
         draw_probes(run.folder)
