@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,worlds,sb3,plots,loggers,analysis,search,slurm,tuning,docs,dev
+EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,worlds,sb3,plots,video,loggers,analysis,search,slurm,tuning,docs,dev
 
 # Tests start hundreds of processes, each of which would compile the package and what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,9 +15,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[$(EXTRAS)]'
-	@# What Trackio needs, and then itself: it refuses pillow 13 and works with it (tests/run/test_sink_libraries.py).
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt brotli gradio-client orjson python-multipart
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt --no-deps trackio
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 

@@ -97,13 +97,13 @@ class Setting:
 
     def round(self) -> tuple[float, float]:
         """Seconds of playing, and of learning."""
-        seeds, clock = Seeds(0).child("round"), time.process_time if self.device == "cpu" else time.perf_counter
+        nodes, clock = [Seeds(0).child("round")], time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
-        game_seeds, actions = self.societies.game_seeds(seeds), self.societies.action_seeds(seeds)
+        game_seeds, actions = self.societies.game_seeds(nodes), self.societies.action_seeds(nodes)
         asked = PlayEpisode(collector=self.collector, steps=self.horizon, seed=game_seeds, actions=actions)
         rollout = self.executor.answer(asked)
         played = clock()
-        self.executor.answer(self.societies.learn(rollout, seeds))
+        self.executor.answer(self.societies.learn(rollout, nodes))
         return played - start, clock() - played
 
 

@@ -1,52 +1,16 @@
 """`llmrl-export`: runs that are over, read back by the programs that they were written for."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
 from explored import HOSTILE, played, principal_run
-from llmrl.cli.export import export_inspect, export_trackio, main
+from llmrl.cli.export import export_inspect, main
 from llmrl.core.errors import ConfigError, RunFolderError
-from run_folders import write_run
 
 WHY = "inspect_ai is not installed: its 0.3.285 needs fsspec <= 2026.6, and constraints.txt has 2026.9"
-
-
-def test_trackio_reads_finished_runs(tmp_path):
-    pytest.importorskip("trackio")
-    root = tmp_path / "outputs"
-    folder = write_run(root, "game", ["a=1"], 3, values=(1.0, 2.0, 4.0))
-    write_run(root, "game", ["a=2"], 3, error=RuntimeError("no"))
-    script = """
-import json, sys
-from pathlib import Path
-from llmrl.cli.export import export_trackio
-told = [export_trackio(Path(sys.argv[1])) for _ in range(2)]
-from trackio.sqlite_storage import SQLiteStorage as S
-run, = S.get_runs("game")
-print(json.dumps([told[0], S.get_projects(), run, S.get_logs("game", run), S.get_run_config("game", run)]))
-"""
-    env = {**os.environ, "HOME": str(tmp_path / "home")}
-    env.pop("TRACKIO_DIR", None)
-    done = subprocess.run([sys.executable, "-c", script, str(root)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told, projects, run, logs, config = json.loads(done.stdout.splitlines()[-1])
-    assert [what for _, what in told] == ["3 rows", "left out: failed"]
-    assert projects == ["game"] and run == " ".join(folder.parts[-2:])
-    rows = [(row["step"], row["principal/objective"]) for row in logs if "principal/objective" in row]
-    assert sorted(rows) == [(4, 1.0), (8, 2.0), (12, 4.0)], "each row once, however often it is exported"
-    assert [row["Final/result"] for row in logs if "Final/result" in row] == [4.0]
-    assert (config["state"], config["seed"]) == ("finished", 3)
-
-
-def test_runs_that_are_not_over_are_not_exported(tmp_path):
-    pytest.importorskip("trackio")
-    write_run(tmp_path, "game", [], 0, error=RuntimeError("no"))
-    with pytest.raises(RunFolderError, match="no finished run"):
-        export_trackio(tmp_path)
 
 
 def test_inspect_reads_episodes(tmp_path):

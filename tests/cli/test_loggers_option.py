@@ -61,7 +61,7 @@ def test_a_run_without_loggers_keeps_its_record_and_is_the_same_run(tmp_path: Pa
 def test_every_option_can_be_chosen_and_changes_no_hash(primary: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     names = sorted(options("loggers"))
-    assert names == ["jsonl", "mlflow", "tensorboard", "trackio", "wandb"]
+    assert names == ["jsonl", "mlflow", "tensorboard", "wandb"]
     plain = compose(primary=primary)
     assert list(build_loggers(plain)) == ["tensorboard"]
     chosen = compose(f"loggers=[{','.join(names)}]", "loggers.mlflow.experiment=mine", primary=primary)

@@ -30,6 +30,7 @@ GAME = (
     "principal.history=last",
     "principal.window=4",
     "design.references=0",
+    "design.confirm_steps=0",  # a reply for each step
     "design.adapt_rounds=0",
     "design.validate_episodes=4",
     # Never before the end: whatever is lost by a kill is everything since the last checkpoint made for another reason.

@@ -29,7 +29,7 @@ def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
     home, elsewhere, root = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "outputs"
     for folder in (home, elsewhere):
         folder.mkdir(exist_ok=True)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW", "TRACKIO"))}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW"))}
     env |= {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(sink_worker.__file__).parent)}
     env.pop("XDG_CACHE_HOME", None)
     for way in ways:
@@ -228,37 +228,7 @@ def test_mlflow_whose_server_is_down(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "loggers.mlflow has failed" in caplog.text and "lacks the last 4 of 4 rows" in caplog.text
 
 
-@pytest.mark.slow
-def test_trackio_in_its_database(tmp_path: Path) -> None:
-    pytest.importorskip("trackio")
-    folder = attempts(tmp_path, {"_target_": "llmrl.run.sinks.trackio.Trackio"}, "killed", "finishes")
-    run = "/".join(folder.parts[-2:]).replace("/", " ")
-    script = """
-import json, sys
-from trackio.sqlite_storage import SQLiteStorage as S
-project, run = sys.argv[1:]
-print(json.dumps([S.get_projects(), S.get_runs(project), S.get_logs(project, run), S.get_run_config(project, run)]))
-"""
-    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "outputs" / "trackio"), "HOME": str(tmp_path / "home")}
-    found = subprocess.run(
-        [sys.executable, "-c", script, "game", run], env=env, capture_output=True, text=True, check=True
-    )
-    projects, runs, logs, config = json.loads(found.stdout)
-    assert projects == ["game"] and runs == [run]
-    losses = [(row["step"], row["loss/value"]) for row in logs if "loss/value" in row]
-    assert sorted(losses) == list(LOSSES.items()), "each row once"
-    assert {row["step"]: row["evaluation/return"] for row in logs if "evaluation/return" in row} == RETURNS
-    texts = [row["llm/exchange"] for row in logs if "llm/exchange" in row]
-    assert [text["_value"] for text in texts] == ["*key* <redacted>"] * 2
-    [film] = [row["episode/film"] for row in logs if "episode/film" in row]
-    media = tmp_path / "outputs" / "trackio" / "media" / film["file_path"]
-    assert media.read_bytes() == sink_worker.film(tmp_path).read_bytes()
-    assert len(list(media.parents[2].rglob("*.gif"))) == 1, "what an earlier attempt left is gone"
-    assert config["agent.lr"] == 0.1 and config["state"] == "finished" and config["summary.best.a"] == 1.0
-    assert [row["Final/result"] for row in logs if "Final/result" in row] == [2.5]
-
-
-@pytest.mark.parametrize("library", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("library", ["wandb", "mlflow"])
 def test_a_library_is_imported_only_where_it_is_used(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")

@@ -320,7 +320,7 @@ class NoSink:
     """Has no method of one."""
 
 
-@pytest.mark.parametrize(("option", "library"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("trackio", "trackio")])
+@pytest.mark.parametrize(("option", "library"), [("wandb", "wandb"), ("mlflow", "mlflow")])
 def test_a_library_that_is_missing_is_named_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, option: str, library: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""`llmrl-export`: what runs left behind, for other programs: episodes for Inspect, metrics for Trackio."""
+"""`llmrl-export`: the records of runs in formats of other programs: episodes as Inspect logs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,7 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="the file, .eval (compressed) or .json (default: <run>/inspect/episodes.eval)",
     )
-    trackio = commands.add_parser("trackio", help="the metrics of finished runs as Trackio projects, one a name")
-    trackio.add_argument("folder", type=Path, help="outputs, a sweep, or one run; run:<hash>, latest:<name>")
-    trackio.add_argument(
-        "--out", type=Path, default=None, help="folder of Trackio's databases (default: trackio under the output root)"
-    )
-    for each in (inspect, trackio):
-        add_root(each)
+    add_root(inspect)
     return p
 
 
@@ -49,34 +43,6 @@ def export_inspect(folder: Path, out: Path | None = None) -> tuple[Path, int]:
     return out, write_inspect_log(record, out)
 
 
-def export_trackio(folder: Path, out: Path | None = None) -> list[tuple[str, str]]:
-    """Tell Trackio the finished runs in and under a folder; rows (run, what became of it).
-
-    Raises:
-        LlmrlError: Trackio is not installed, there is no such folder, or it has no finished run.
-    """
-    from llmrl.analysis.runs import read_runs
-    from llmrl.core.errors import RunFolderError
-    from llmrl.llms.transcript import Transcript
-    from llmrl.run.episode_files import FILM, EpisodeVideos, KeptEpisodes
-    from llmrl.run.sinks.retold import retell
-    from llmrl.run.sinks.trackio import Trackio
-
-    told = []
-    for record in read_runs(folder):
-        name = f"{record.name}/{record.group}/s{record.seed}"
-        if record.state != "finished":
-            told.append((name, f"left out: {record.state}"))
-            continue
-        videos = EpisodeVideos(KeptEpisodes(record.folder))
-        sink = Trackio(None if out is None else str(out))
-        rows = retell(record.folder, sink, {Transcript.TAG: Transcript(record.folder)}, {FILM: videos})
-        told.append((name, f"{rows:,} rows"))
-    if not any(what.endswith("rows") for _, what in told):
-        raise RunFolderError(f"{folder} has no finished run; of runs that go on, loggers=[trackio] tells Trackio")
-    return told
-
-
 @interruptible("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script."""
@@ -91,16 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         from llmrl.display.console import print_line
         from llmrl.experiment.run_lookup import folder_of
 
-        folder = folder_of(args.run if args.command == "inspect" else args.folder, args.output_root)
+        folder = folder_of(args.run, args.output_root)
         keep_private_like(folder)
-        if args.command == "inspect":
-            out, episodes = export_inspect(folder, args.out)
-            print_line(f"{episodes:,} episodes: {out}")
-            print_line(f"Look at them: inspect view --log-dir {out.parent}")
-        else:
-            for name, what in export_trackio(folder, args.out):
-                print_line(f"{name}: {what}")
-            print_line("Look at them: TRACKIO_DIR=<folder of the databases> trackio show")
+        out, episodes = export_inspect(folder, args.out)
+        print_line(f"{episodes:,} episodes: {out}")
+        print_line(f"Look at them: inspect view --log-dir {out.parent}")
 
 
 if __name__ == "__main__":

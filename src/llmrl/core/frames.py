@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib.util
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,8 @@ import numpy as np
 
 from llmrl.core.atomic_files import remove, why
 from llmrl.core.errors import ConfigError, RunFolderError
+
+log = logging.getLogger(__name__)
 
 GIF_FRAMES = 150
 """GIFs are thinned to about this many frames: they hold no compressed video."""
@@ -174,18 +178,19 @@ def wrapped(text: str, width: float, letters: Any) -> list[str]:
 def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps: float) -> list[Path]:
     """Write frames, pictures [height, width, 3] of one even size or files of them, as `<name>.mp4` and `<name>.gif`.
 
-    One frame at a time is held. Returns the files, which appear whole or not at all.
+    One frame at a time is held. Returns the files, which appear whole or not at all. Without imageio-ffmpeg there is no
+    MP4, and a warning names the extra that installs it.
 
     Raises:
         RunFolderError: they cannot be written.
     """
-    made = [folder / f"{name}.mp4", folder / f"{name}.gif"]
+    writers = {".mp4": _write_mp4, ".gif": _write_gif} if _has_mp4_encoder() else {".gif": _write_gif}
+    made = [folder / f"{name}{suffix}" for suffix in writers]
     # Their endings say what they are to be.
-    mp4, gif = partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
+    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
     try:
-        _encode(frames, mp4, gif, fps)
-        if not _is_whole(mp4):
-            raise OSError(errno.EIO, "the encoder ended before the video")
+        for path in partial:
+            writers[path.suffix](frames, path, fps)
         for path, whole in zip(partial, made, strict=True):
             path.replace(whole)
     except OSError as error:
@@ -250,14 +255,33 @@ def _is_whole(mp4: Path) -> bool:
     return at == size and b"moov" in kinds
 
 
-def _encode(frames: Sequence[np.ndarray | Path], mp4: Path, gif: Path, fps: float) -> None:
-    import imageio.v2
-    from PIL import Image
+@functools.cache
+def _has_mp4_encoder() -> bool:
+    """Return whether MP4 files can be written; log a warning once if not."""
+    found = importlib.util.find_spec("imageio_ffmpeg") is not None
+    if not found:
+        log.warning("videos are written as GIF only; MP4 files need imageio-ffmpeg: pip install 'llmrl[video]'")
+    return found
 
-    writer: Any = imageio.v2.get_writer(mp4, fps=fps, codec="libx264", macro_block_size=2)
+
+def _write_mp4(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
+    """Write an MP4 file.
+
+    Raises:
+        OSError: it cannot be written, or the encoder ended early.
+    """
+    import imageio.v2
+
+    writer: Any = imageio.v2.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with writer:
         for frame in frames:
             writer.append_data(_loaded(frame))
+    if not _is_whole(path):
+        raise OSError(errno.EIO, "the encoder ended before the video")
+
+
+def _write_gif(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
+    from PIL import Image
 
     def pictures() -> Iterator[Any]:
         for i in thinned(len(frames)):
@@ -265,7 +289,7 @@ def _encode(frames: Sequence[np.ndarray | Path], mp4: Path, gif: Path, fps: floa
             yield Image.fromarray(_loaded(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
 
     rest = pictures()
-    next(rest).save(gif, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
+    next(rest).save(path, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
 
 
 def _loaded(frame: np.ndarray | Path) -> np.ndarray:

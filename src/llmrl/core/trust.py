@@ -51,7 +51,6 @@ NAMED = frozenset(
         "llmrl.sweeps.backends.slurm_submission.Slurm",
         "llmrl.run.sinks.mlflow.MLflow",
         "llmrl.run.sinks.tensorboard.TensorBoard",
-        "llmrl.run.sinks.trackio.Trackio",
         "llmrl.run.sinks.wandb.WandB",
         "llmrl.sweeps.backends.protocol.Hardware",
         "llmrl.teachers.teacher_factory.llm_teacher",

@@ -64,9 +64,8 @@ def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -
     out = Path(results["out"])
     videos = ", videos/" if results["videos"] else ""
     console.print(f"Saved in {near(out)}: results.json, episodes.csv{videos}", soft_wrap=True)
-    for file in results["videos"]:
-        if file.endswith(".mp4"):
-            console.print(f"Film, side by side: {near(Path(file))}", soft_wrap=True)
+    for file in results["videos"][:1]:  # MP4, or GIF where no MP4 could be written; stills follow
+        console.print(f"Film, side by side: {near(Path(file))}", soft_wrap=True)
     for sentence in results["sentences"]:
         console.print(sentence, style="bold", soft_wrap=True)
 
