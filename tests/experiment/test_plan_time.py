@@ -1,6 +1,8 @@
-"""A plan says how long a design run takes here."""
+"""A plan says how long a run takes here."""
 
 import re
+
+import pytest
 
 from experiments import compose, run
 from llmrl.core.seeding import Seeds
@@ -17,9 +19,26 @@ def test_the_plan_of_a_principals_run_tells_its_time(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_agents_alone_have_no_such_row(capsys, tmp_path):
-    run("env=escape_room", "principal=none", "dry_run=true", f"output_root={tmp_path}")
-    assert "environment steps/s" not in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("env=escape_room", "principal=none"),
+        ("env=simple_doorkey", "teacher=llm", "env.n_envs=2", "learn.evaluate_every=1"),
+        ("env=cartpole", "agent=linear", "principal=random"),
+        ("env=taxi",),
+    ],
+)
+def test_other_loops_are_timed_and_leave_no_trace(capsys, tmp_path, overrides):
+    run(*overrides, "dry_run=true", f"output_root={tmp_path}")
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine", said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_players_that_wait_for_replies_are_not_timed(capsys, tmp_path):
+    run("env=taxi", "agent=llm_player", "dry_run=true", f"output_root={tmp_path}")
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "time unknown" in said and not list(tmp_path.iterdir())
 
 
 def test_it_is_the_rate_of_steps_and_updates():

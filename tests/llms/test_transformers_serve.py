@@ -75,6 +75,8 @@ def test_a_run_with_a_model_that_only_babbles_finishes(server, tmp_path):
         "llm.max_tokens=16",
         "design.steps=2",
         "design.references=0",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
         "design.adapt_rounds=1",
         "design.validate_episodes=1",
         f"output_root={tmp_path}",

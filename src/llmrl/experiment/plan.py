@@ -15,8 +15,11 @@ from llmrl.experiment.models import asking
 from llmrl.experiment.parts import Parts, loop_kind, proposals_of
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
+from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.learn import LearnLoop
+from llmrl.loops.rehearsals import seconds_of
 from llmrl.loops.societies import steps_per_second
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
 from llmrl.run.progress_bar import duration
@@ -56,7 +59,9 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
         total = loop.env_steps + sum(run.env_steps for run in first)
         if first:
             rows.append(("environment steps in all", f"{total:,}, with those of the runs to be computed first"))
-        rows += _duration(config, loop, total)
+        rows += _duration(config, parts, loop, total)
+    else:
+        rows += _duration(config, parts, loop)
     estimate = loop.estimate()
     if isinstance(parts.llm, ChatClient) and estimate is not None:
         rows += calls(estimate, parts.llm)
@@ -64,19 +69,37 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     return rows
 
 
-def _duration(config: Mapping[str, Any], loop: DesignLoop, env_steps: int) -> list[tuple[str, str]]:
-    """Return the time of a design run and the runs it needs on this machine; no row if agents ask a language model."""
-    if asking(config, ("agent", "teacher")):
-        return []
+def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
+    """Return the time of a run, and of the runs it needs, on this machine.
+
+    Args:
+        config: config of the run.
+        parts: its parts.
+        loop: its loop.
+        env_steps: environment steps of a design run and of the runs it needs.
+    """
+    groups = asking(config, ("agent", "teacher")) if isinstance(parts.llm, ChatClient) else []
+    if "agent" in groups or (groups and not _is_scripted(parts.llm)):
+        return [("time", "unknown: agents wait for replies of a language model, and none is requested here")]
     seeds = Seeds(config["seed"]).child("rehearsal")
-    rate = steps_per_second(loop.adaptation, seeds)
-    waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
-    return [
-        (
-            "time",
-            f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}",
-        )
-    ]
+    if isinstance(loop, DesignLoop):
+        rate = steps_per_second(loop.adaptation, seeds)
+        waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
+        told = f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
+        return [("time", told)]
+    seconds = seconds_of(loop, seeds)
+    if seconds is None:
+        return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
+    longest = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
+    asks = isinstance(parts.llm, ChatClient) and bool(asking(config)) and not _is_scripted(parts.llm)
+    waits = ", and the language model's replies" if asks else ""
+    return [("time", f"about {duration(seconds)} on this machine{longest}{waits}")]
+
+
+def _is_scripted(model: object) -> bool:
+    return isinstance(model, ChatClient) and all(
+        isinstance(each.provider, ScriptedChat) for each in model.endpoints.values()
+    )
 
 
 def _actions(spec: EnvSpec) -> str:

@@ -21,6 +21,7 @@ from llmrl.experiment.run_batching_key import why_alone
 from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.rehearsals import seconds_of
 from llmrl.loops.societies import steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
@@ -222,9 +223,10 @@ class _Rates:
 
 
 def _timed(config: Mapping[str, Any], rows: int) -> float | None:
-    """Steps a second of so many runs like this one; not known without a principal of the games, or where agents ask a
-    language model."""
-    if loop_kind(config) != "design" or asking(config, ("agent", "teacher")):
+    """Return the steps a second of so many runs like this one; None for other loops than mechanism design and learning,
+    and where agents ask a language model."""
+    kind = loop_kind(config)
+    if kind not in ("design", "learn") or (kind == "learn" and rows > 1) or asking(config, ("agent", "teacher")):
         return None
     if rows > 1:
         config = {
@@ -237,8 +239,11 @@ def _timed(config: Mapping[str, Any], rows: int) -> float | None:
     parts = build_parts(config, means.model, resources=means)
     try:
         loop = build_loop(config, parts)
-        assert isinstance(loop, DesignLoop)
-        return steps_per_second(loop.adaptation, Seeds(config["seed"]).child("rehearsal"))
+        seeds = Seeds(config["seed"]).child("rehearsal")
+        if isinstance(loop, DesignLoop):
+            return steps_per_second(loop.adaptation, seeds)
+        seconds = seconds_of(loop, seeds)
+        return None if seconds is None else config["learn"]["env_steps"] / seconds
     finally:
         parts.close()
         means.close()

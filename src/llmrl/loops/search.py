@@ -164,7 +164,7 @@ class SearchLoop:
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressDisplay) -> Requests[None]:
-        found = yield self._play(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
+        found = yield self.evaluation_of(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
         metrics = self._tell(self.warmup_vectors, found, [{}] * self.warmup)
@@ -180,7 +180,7 @@ class SearchLoop:
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
         vectors, found = yield from self._try(self.space.rounded(asked, clip=False), seeds)
         if self.settings.extra_rollout:
-            self._count((yield self._play(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
+            self._count((yield self.evaluation_of(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
         self.iteration += 1
         metrics = self._tell(vectors, found, _notes(self.principal, len(vectors)))
         self.returns.append(float(found.returns.mean()))
@@ -203,7 +203,7 @@ class SearchLoop:
             self.race = Race(np.array([each.vector for each in first]), self.settings.race_rounds)
         while not self.race.over:
             vectors = self.race.vectors[self.race.left]
-            found = yield self._play(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            found = yield self.evaluation_of(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
             self._check(vectors, found)
             self._count(found)
             self.race.tell(list(found.returns))
@@ -232,16 +232,17 @@ class SearchLoop:
             ConfigError: a return is no number.
         """
         traced = getattr(self.principal, "episode_steps", 0)
-        found = yield self._play(vectors, seeds, traced)
+        found = yield self.evaluation_of(vectors, seeds, traced)
         failed = ~np.isfinite(found.returns).all(1)
         if failed.any() and isinstance(self.principal, ReplacesFailed):
             vectors = self.space.rounded(self.principal.replacement_for(vectors, failed), clip=False)
-            found = yield self._play(vectors, seeds, traced)
+            found = yield self.evaluation_of(vectors, seeds, traced)
         self._check(vectors, found)
         self._count(found)
         return vectors, found
 
-    def _play(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
+    def evaluation_of(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
+        """Return the request of an episode of each vector [q, d] from each of `seeds` [k]."""
         return EvaluateController(
             env=self.env,
             controller=self.agent.controller,
@@ -318,7 +319,7 @@ class SearchLoop:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
         vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return self._play(vector, seeds)
+        return self.evaluation_of(vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
         return episode_seeds(self.seeds.child(name), n)

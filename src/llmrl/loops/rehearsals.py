@@ -1,0 +1,97 @@
+"""The time that loops other than mechanism design take on this machine, from a few steps or episodes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.seeding import Seeds
+from llmrl.loops.compute_requests import Begin, Loop, PlaySteps, Requests, Update
+from llmrl.loops.executor import serve
+from llmrl.loops.learn import LearnLoop
+from llmrl.loops.loop_parts import min_rollout_steps
+from llmrl.loops.play import PlayLoop
+from llmrl.loops.search import SearchLoop
+from llmrl.loops.search_settings import warmup_vectors
+from llmrl.rollout.collector import Collector
+
+_WARM_UP_STEPS = 4
+"""Steps before the timed ones, in which libraries prepare themselves."""
+_STEPS = 24
+"""Timed steps of every game, if an update can learn from so few."""
+_EPISODES = 4
+"""Timed episodes of policy search."""
+
+
+def seconds_of(loop: Loop, seeds: Seeds) -> float | None:
+    """Return the time of a run of a loop, seconds, without replies of language models; None if it cannot be measured.
+
+    Games of a search and of play are taken to last as long as the horizon. The state of `loop` is changed: a loop that
+    was timed cannot be run.
+
+    Args:
+        loop: loop that has not begun.
+        seeds: seed node of the timed steps.
+    """
+    if isinstance(loop, LearnLoop):
+        return _seconds_of_learning(loop, seeds)
+    if isinstance(loop, SearchLoop):
+        return _seconds_of_search(loop)
+    if isinstance(loop, PlayLoop) and loop.env.spec.horizon is not None:
+        seconds = serve(_timed_steps(loop.collector, _STEPS, seeds, _WARM_UP_STEPS))
+        return seconds / _STEPS * loop.env.spec.horizon * loop.waves
+    return None
+
+
+def _seconds_of_learning(loop: LearnLoop, seeds: Seeds) -> float:
+    spec, settings = loop.env.spec, loop.settings
+    steps = min(loop.rollout_steps, max(_STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
+    learning = serve(_timed_steps(loop.collector, steps, seeds, min(steps, _WARM_UP_STEPS), loop.agent))
+    seconds = learning / steps * loop.rollout_steps * loop.updates
+    if spec.horizon is not None:
+        playing = serve(_timed_steps(loop.collector, _STEPS, seeds, 0))
+        evaluations = 1 + (max(0, loop.updates - 1) // settings.evaluate_every if settings.evaluate_every else 0)
+        waves = -(-settings.evaluate_episodes // spec.n_envs)
+        seconds += playing / _STEPS * spec.horizon * waves * evaluations
+    return seconds
+
+
+def _seconds_of_search(loop: SearchLoop) -> float | None:
+    if loop.env.spec.horizon is None:
+        return None
+    vectors = warmup_vectors(loop.space, "uniform", 1, np.random.default_rng(0))
+    seeds = np.arange(_EPISODES, dtype=np.uint64)
+
+    def play() -> Requests[float]:
+        yield loop.evaluation_of(vectors, seeds)  # starts the workers
+        begun = time.perf_counter()
+        found = yield loop.evaluation_of(vectors, seeds)
+        return (time.perf_counter() - begun) / float(found.lengths.sum())
+
+    episodes = loop.total_episodes + loop.evaluations.episodes
+    return serve(play()) * episodes * loop.env.spec.horizon
+
+
+def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, agent: Any = None) -> Requests[float]:
+    """Play, and let `agent` learn if given; return the seconds of `steps` steps of every game.
+
+    Args:
+        collector: collector of the loop.
+        steps: number of timed steps.
+        seeds: seed node.
+        warm_up: number of steps before them.
+        agent: agent that learns from the steps; None: nobody learns.
+    """
+    yield Begin(collector, seeds.integer("games"))
+    begun = time.perf_counter()
+    for n in (warm_up, steps):
+        begun = time.perf_counter()
+        if not n:
+            continue
+        rollout = yield PlaySteps(collector=collector, steps=n, actions=[seeds.integer("actions")])
+        if agent is not None and (n >= min_rollout_steps([agent], collector.spec.n_envs)):
+            minibatches = [seeds.integer("minibatches")]
+            yield Update(agents=[agent], rollout=rollout, minibatches=minibatches, stacked=False)
+    return time.perf_counter() - begun
