@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import copies
 import pytest
 
 pytest.importorskip("material", reason="mkdocs-material is not installed (the extra docs)")
@@ -25,3 +26,11 @@ def test_it_builds_and_asks_nobody_else(tmp_path):
     loaded = {one or other for page in pages for one, other in LOADED.findall(page.read_text())}
     assert not [address for address in loaded if address.startswith(("http:", "https:", "//"))]
     assert 'id="llmrl.api.experiments.train"' in (tmp_path / "site" / "reference" / "api.html").read_text()
+
+
+def test_copies_of_files_are_current():
+    """After a change of a copied file: python scripts/copies.py."""
+    pages = copies.pages()
+    assert {page.name for page in pages} == {"extending.md", "index.md"}
+    for page in pages:
+        assert copies.written(page.read_text()) == page.read_text(), page

@@ -449,7 +449,7 @@ class TestOptions:
         assert domain.best_plan("Agent sees <box>, holds <key>.") == (PlanStep("drop", "key"),)
         source = Path(inspect.getsourcefile(type(domain)))
         shown, prompt = re.findall(r"`(src/llmrl/teachers/[\w/.]*unlock_pickup\.\w+)`", text)
-        assert source.samefile(root / shown) and f'--8<-- "{shown}"' in text
+        assert source.samefile(root / shown) and f"<!-- copy: {shown} -->" in text
         assert (source.parents[1] / "prompts" / f"{domain.prompt}.j2").samefile(root / prompt)
 
     @pytest.mark.parametrize("action", [3, -1, 1.5])
