@@ -386,6 +386,19 @@ def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
     assert "train 400/1000 steps (40.0%)" in caplog.text
 
 
+def test_the_first_steps_do_not_count_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("llmrl.run.progress_bar.time.monotonic", lambda: now)
+    with ProgressBar(1000, "steps", "learn", terminal=False) as progress:
+        now = 50.0
+        progress.update(1)
+        assert progress.numbers.eta_s is None
+        now = 51.0
+        progress.update(101)
+        assert progress.numbers.steps_per_second == pytest.approx(100)
+        assert progress.numbers.eta_s == pytest.approx(8.99)
+
+
 def test_progress_bar_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar(10, "steps", "train", terminal=True) as progress:
         progress.update(10)

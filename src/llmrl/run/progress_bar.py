@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WARM_UP_SHARE = 0.01
+"""Share of the total: first units up to it are left out of the rate, because code is compiled and games start then."""
 MOST_TOLD = 80
 """Letters of a proposal that are shown."""
 
@@ -64,6 +66,7 @@ class ProgressBar:
         self._row: DisplayRow | None = None
         self._files = files_here()
         self._first_done = done
+        self._warm = False
         self._first_time = self._last_report = self._last_log = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
@@ -94,6 +97,10 @@ class ProgressBar:
         now = time.monotonic()
         numbers = self.numbers
         numbers.done = done
+        if not self._warm and done > self._first_done:
+            self._warm = True
+            if numbers.total and done - self._first_done < _WARM_UP_SHARE * numbers.total:
+                self._first_done, self._first_time = done, now
         elapsed = now - self._first_time
         if elapsed > 0 and done > self._first_done:
             numbers.steps_per_second = (done - self._first_done) / elapsed
