@@ -5,6 +5,11 @@ Importing this package is cheap: the functions of the Python API load what they 
 
 from __future__ import annotations
 
+import os
+
+if os.name != "posix":
+    raise ImportError(f"llmrl runs on Linux and macOS, not on {os.name!r}: it needs POSIX file locks and signals")
+
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as type checkers know it; `typing` costs more than all else here
