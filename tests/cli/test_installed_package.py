@@ -74,11 +74,12 @@ def test_the_page_runs_as_it_is(site, tmp_path):
     assert config["principal"] == {"_target_": "my_lab.parts.Ladder", "rungs": 3}
     assert config["env"] == {"_target_": "my_lab.parts.Coins", "n_envs": 4, "n_agents": 3, "horizon": 10}
     proposals = comparable_metrics(summary.parent, "proposal")
-    assert [row["principal/rate"] for row in proposals] == [0.0, 1.0, 2.0]
+    rates = [row["principal/rate"] for row in proposals]
+    assert sorted(rates) == [0.0, 1.0, 2.0]
     header, *lines = (summary.parent / "loggers" / "csv" / "metrics.csv").read_text().splitlines()
     told = [line.split(";") for line in lines]
     assert header == "row;axis;place;metric;value"
-    assert [float(value) for *_, tag, value in told if tag == "principal/rate"] == [0.0, 1.0, 2.0]
+    assert [float(value) for *_, tag, value in told if tag == "principal/rate"] == rates
 
     done = train([*swept, "name=swept"], site, tmp_path)
     assert done.returncode == 0 and "2 finished" in done.stdout, done.stdout + done.stderr

@@ -68,12 +68,13 @@ class Coins:
 
 
 class Ladder:
-    """Proposes evenly spaced vectors, from the lower bounds to the upper ones and again."""
+    """Proposes evenly spaced vectors, from one drawn at random up to the upper bounds, and again from the lower ones."""
 
     parallel = True
 
-    def __init__(self, space: ParameterSpace, rungs: PositiveInt = 5) -> None:
-        self.space, self.rungs, self.next = space, rungs, 0
+    def __init__(self, space: ParameterSpace, seeds: Seeds, rungs: PositiveInt = 5) -> None:
+        self.space, self.rungs = space, rungs
+        self.next = int(seeds.numpy("ladder").integers(rungs))  # another one for each seed of the run
 
     def ask(self, context=None, n=1):
         shares = [(self.next + i) % self.rungs / max(1, self.rungs - 1) for i in range(n)]

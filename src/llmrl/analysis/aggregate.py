@@ -13,6 +13,7 @@ import numpy as np
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.final_episodes import played_by
 from llmrl.analysis.groups import Group, ReportTask, tasks_of
+from llmrl.analysis.identical_proposals import identical_proposals
 from llmrl.analysis.intervals import estimates, improvement_matrix, performance_profile
 from llmrl.analysis.llm_calls import CallTotals, run_totals
 from llmrl.analysis.reference_lines import references_of
@@ -89,6 +90,8 @@ def summarize(
         efficiency = () if common is None else _efficiency(task, common)
         about += () if common is None else (about_training(common),)
         references, warned = references_of(finished)
+        if settings.study is None or settings.study.map is None:
+            warned = (*warned, *identical_proposals(finished))
         width = None if common is None else common.width
         study = study_of(task, finished, references, width, settings.study) if settings.by_name else None
         section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
