@@ -68,7 +68,7 @@ class Coins:
 
 
 class Ladder:
-    """Proposes evenly spaced vectors, from one drawn at random up to the upper bounds, and again from the lower ones."""
+    """Proposes evenly spaced vectors, from a random one up to the upper bounds, and again from the lower ones."""
 
     parallel = True
 
