@@ -234,7 +234,6 @@ def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster
 
     copy = tmp_path / "code"
     shutil.copytree(Path(llmrl.__file__).parent, copy / "llmrl", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(Path(llmrl.__file__).parents[2] / "conf", copy / "llmrl" / "conf")
     path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
     overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
     held = ("hydra.launcher.wait=false", "hardware.backend.extra={hold: true}")
