@@ -1,10 +1,11 @@
 """The closing tables of a run."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from llmrl.display.run_summary import print_summary
+from llmrl.display.run_summary import logger_lines, print_summary
 
 
 def measurement(objective, fee):
@@ -57,3 +58,20 @@ def test_values_of_the_objective_differ_in_words(capsys, tmp_path, evaluated):
     [result] = [name for name, value in rows.items() if "the result" in value]
     assert result == (values["92"] if evaluated else online)
     assert not {"recommendation", "recommendation standard error"} & set(rows)
+
+
+@pytest.mark.parametrize(
+    ("loggers", "expected"),
+    [
+        ({}, []),
+        ({"tensorboard": {}}, ["tensorboard --logdir /out/game"]),
+        ({"wandb": {"mode": "online", "project": None}}, ["project game"]),
+        ({"wandb": {"mode": "offline"}}, ["wandb sync /out/game/a-1/s0/loggers/wandb/offline-run-*"]),
+        ({"mlflow": {"tracking_uri": None}}, ["mlflow server --backend-store-uri sqlite:////out/mlflow/mlflow.db"]),
+        ({"mlflow": {"tracking_uri": "http://h:5000"}}, ["MLflow: http://h:5000"]),
+    ],
+)
+def test_where_records_of_loggers_are(loggers, expected):
+    lines = logger_lines(loggers, Path("/out/game/a-1/s0"))
+    assert len(lines) == len(expected)
+    assert all(line.endswith(end) for line, end in zip(lines, expected, strict=True))

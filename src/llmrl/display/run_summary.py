@@ -18,6 +18,7 @@ from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
 from llmrl.run.artifacts import RESULTS_NAME
+from llmrl.run.sinks.sink import FOLDER as LOGGERS_FOLDER
 from llmrl.run.source_copies import changed_sources
 from llmrl.run.status import SUMMARY_NAME
 
@@ -113,14 +114,40 @@ def print_summary(run: Run) -> None:
     console.print(table)
     console.print(f"Run folder: {near(run.folder)}", soft_wrap=True)
     print_validity_warning(console, run.summary)
-    if "tensorboard" in run.config["loggers"]:
-        curves = shlex.join(["tensorboard", "--logdir", str(run.folder.parent.parent)])
-        console.print(f"Curves: {curves}", soft_wrap=True)
+    for line in logger_lines(run.config["loggers"], run.folder):
+        console.print(line, soft_wrap=True)
     console.print(
         f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
     )
     if "principal_steps" in run.summary:
         console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
+
+
+def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return where the records of each logger are, with the command or address that shows them.
+
+    Args:
+        loggers: section `loggers` of the config.
+        folder: run folder.
+    """
+    lines = []
+    root = folder.parents[2]
+    if "tensorboard" in loggers:
+        lines.append(f"Curves: {shlex.join(['tensorboard', '--logdir', str(folder.parent.parent)])}")
+    if "wandb" in loggers:
+        settings = loggers["wandb"]
+        project = settings.get("project") or folder.parent.parent.name
+        runs = folder / LOGGERS_FOLDER / "wandb"
+        offline = f"in {runs}; to send it: {shlex.join(['wandb', 'sync', str(runs)])}/offline-run-*"
+        lines.append(f"Weights & Biases: {offline if settings.get('mode') == 'offline' else f'project {project}'}")
+    if "mlflow" in loggers:
+        uri = loggers["mlflow"].get("tracking_uri") or f"sqlite:///{(root / 'mlflow' / 'mlflow.db').absolute()}"
+        lines.append(f"MLflow: {uri}" if "://" in uri and not uri.startswith("sqlite") else f"MLflow: {_server(uri)}")
+    return lines
+
+
+def _server(uri: str) -> str:
+    return shlex.join(["mlflow", "server", "--backend-store-uri", uri])
 
 
 def validity_warning_of(summary: Mapping[str, Any]) -> str:
