@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from explored import played
@@ -15,6 +16,7 @@ from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.story.society import telling
 from llmrl.analysis.story.talks import LONGEST, end_of
 from llmrl.analysis.table_format import ReportTable
+from llmrl.core.frames import save_video
 from llmrl.run.run import Run
 
 FEW = ReportSettings()
@@ -120,7 +122,7 @@ def test_a_page_shows_an_exchange_and_a_video_of_a_player_as_text(tmp_path: Path
     assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
     page = write_report(report, tmp_path / "report")
     text = page.read_text()
-    assert "What a player was asked and answered" in text and "data:image/gif;base64," in text
+    assert "What a language model was asked and answered" in text and "data:image/gif;base64," in text
     assert "<script>" not in text and "&lt;script&gt;" in text
     assert (page.parent / "figures" / "corridor_video_0.gif").is_file()
     # What these runs have nothing of has no heading.
@@ -148,3 +150,24 @@ def test_the_end_of_a_long_prompt_says_how_much_is_not_shown() -> None:
     assert shown.endswith("line 999") and len(shown) < LONGEST + 60
     first, rest = shown.split("\n", 1)
     assert first == f"[{len(text) - len(rest):,} characters before]" and rest.startswith("line ")
+
+
+def test_a_page_shows_the_words_of_a_principal_and_mechanisms_side_by_side(tmp_path: Path) -> None:
+    folder = has_principal(tmp_path, "llm", 0, [1.0, 2.0])
+    call = {"hash": "x", "time": 1.0, "spent": {}, "model": "m", "stream": 0, "repeat": 0, "purpose": "principal"}
+    calls = [
+        {**call, "messages": [{"role": "user", "content": "Propose a fee."}], "reply": reply}
+        for reply in ("fee 1", "fee 2")
+    ]
+    (folder / "llm_calls.jsonl").write_text("".join(json.dumps(each) + "\n" for each in calls))
+    frames = [np.full((16, 32, 3), 60 * i, dtype=np.uint8) for i in range(3)]
+    videos = folder / "evaluation_mechanism_none-best" / "videos"
+    (videos / "best").mkdir(parents=True)
+    save_video(frames, videos / "best", "world", 2.0)
+    save_video(frames, videos, "side_by_side", 2.0)
+    [section] = summarize(tmp_path, FEW).sections
+    [exchange] = section.story.exchanges
+    assert (exchange.prompt, exchange.reply, exchange.place) == ("Propose a fee.", "fee 2", "principal, call 2")
+    [video] = section.story.videos
+    assert video.path == videos / "side_by_side.gif" and "side by side" in video.caption
+    assert "fee 2" in write_report(summarize(tmp_path, FEW), tmp_path / "report").read_text()

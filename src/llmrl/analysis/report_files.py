@@ -188,7 +188,7 @@ def _chapters(
     videos = [
         EncodedVideo(video, f"{name}_video_{i}", _small(video.path)) for i, video in enumerate(story.videos) if drawn
     ]
-    found.append(Chapter("What a player was asked and answered", exchanges=story.exchanges, videos=videos))
+    found.append(Chapter("What a language model was asked and answered", exchanges=story.exchanges, videos=videos))
     curves = [what for what in drawn if what.startswith("curve_")]
     gap = "scores" in own and ESTIMATES["gap"] in own["scores"].columns
     notes = [_target(section)] if gap or section.target is None else []

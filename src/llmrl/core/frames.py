@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 GIF_FRAMES = 150
 """GIFs are thinned to about this many frames: they hold no compressed video."""
+SIDE_BY_SIDE = "side_by_side"
+"""Stem of the names of videos and pictures of several mechanisms."""
 TARGET_HEIGHT = 336
 """Small engine frames are enlarged by a whole factor up to about this many pixels, so that cells stay sharp."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.frames import LazyFrames, fitting, save_image, save_small_video, save_video
+from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, fitting, save_image, save_small_video, save_video
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import Observation, PolicyOutput
@@ -30,7 +30,6 @@ from llmrl.rollout.evaluate_policy import UNKNOWN_HORIZON
 if TYPE_CHECKING:
     import torch
 
-SIDE_BY_SIDE = "side_by_side"
 COUNTS = 3
 """Counts of an episode that a picture tells, at most: first the ones that are here, in this order."""
 SOUGHT = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")

@@ -1,4 +1,4 @@
-"""A short exchange of a player with its language model, and videos of agents, a few of each task."""
+"""Short exchanges of players and principals with their language models, and videos of agents, a few of each task."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
 from llmrl.analysis.groups import Group
 from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import RunFolderError
+from llmrl.core.frames import SIDE_BY_SIDE
+from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.run.episode_files import FOLDER
 
 log = logging.getLogger(__name__)
@@ -26,42 +28,48 @@ VIDEO_BYTES = 1_500_000
 
 @dataclass(frozen=True)
 class Exchange:
-    """One decision of a player.
+    """A prompt and the reply to it.
 
     Attributes:
-        name: of its group.
-        episode, step: which decision.
-        prompt: the end of what the model was asked.
-        reply: the beginning of its reply.
-        action, reward: what was done, and what it brought.
+        name: name of the group.
+        place: which decision of a player, or which call of a principal.
+        prompt: end of the prompt.
+        reply: beginning of the reply.
+        action: action of a player; empty for a principal.
+        reward: reward of the step; 0 for a principal.
     """
 
     name: str
-    episode: int
-    step: int
+    place: str
     prompt: str
     reply: str
-    action: str
-    reward: float
+    action: str = ""
+    reward: float = 0.0
 
 
 @dataclass(frozen=True)
 class StoryVideo:
-    """An episode as an animation.
+    """An episode, or several side by side, as an animation.
 
     Attributes:
-        name: of its group.
-        run: the folder's group and seed, short.
-        path: of the file, a GIF.
+        name: name of the group.
+        run: reference of the run.
+        path: GIF file.
     """
 
     name: str
     run: str
     path: Path
 
+    @property
+    def caption(self) -> str:
+        """What the video shows."""
+        return f"{self.name}, mechanisms side by side" if self.path.stem == SIDE_BY_SIDE else self.name
+
 
 def exchanges_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[Exchange, ...]:
-    """Return one exchange of each group whose players asked a language model and wrote their steps down.
+    """Return one exchange of each group with players that asked a language model and wrote their steps down, or with a
+    principal that asked one.
 
     Args:
         groups: short name, group and finished runs of each.
@@ -69,7 +77,7 @@ def exchanges_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tu
     found = []
     for name, _, runs in groups:
         for run in runs:
-            if (own := _exchange(name, run)) is not None:
+            if (own := _exchange(name, run) or _principal_exchange(name, run)) is not None:
                 found.append(own)
                 break
     return tuple(found)
@@ -91,12 +99,13 @@ def videos_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple
 
 
 def _videos(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob(f"evaluation*/videos/{SIDE_BY_SIDE}.gif"), key=lambda path: -path.stat().st_mtime)
     yield from sorted((folder / FOLDER).glob("*/episode.gif"), key=lambda path: int(path.parent.name))
     yield from sorted(folder.glob("evaluation*/videos/**/*.gif"))
 
 
 def _exchange(name: str, run: RunRecord) -> Exchange | None:
-    """The first decision in a run's first episode that was asked for and understood."""
+    """Return the first decision in a run's first episode that a language model made and that was understood."""
     try:
         recorded = [int(row["episode"]) for row in episode_rows(run.folder) if row["recorded"]]
         episodes = read_episodes(run.folder, set(recorded[:1]))
@@ -116,13 +125,32 @@ def _told(name: str, episode: dict[str, Any], number: int, player: dict[str, Any
     reply = texts[player["reply"]]
     return Exchange(
         name,
-        int(episode["episode"]),
-        number,
+        f"episode {int(episode['episode'])}, step {number}",
         end_of(asked),
-        reply if len(reply) <= LONGEST else f"{reply[:LONGEST].rsplit(' ', 1)[0]}\n[{len(reply):,} characters in all]",
+        beginning_of(reply),
         str(player.get("action", "")),
         float(player.get("reward", 0.0) or 0.0),
     )
+
+
+def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
+    """Return the last call of a run's principal whose reply was understood."""
+    path = run.folder / FILE_NAME
+    if not path.exists():
+        return None
+    found = None
+    for number, call in enumerate(read_calls(path), start=1):
+        if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
+            messages = [each["content"] for each in call["messages"] if isinstance(each["content"], str)]
+            found = Exchange(
+                name, f"principal, call {number}", end_of("\n".join(messages)), beginning_of(str(call["reply"]))
+            )
+    return found
+
+
+def beginning_of(text: str) -> str:
+    """Return the first words of a text that fit into `LONGEST` characters, and the length of a longer text."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]}\n[{len(text):,} characters in all]"
 
 
 def end_of(text: str) -> str:
