@@ -179,10 +179,12 @@ def test_importances_name_what_matters(tmp_path):
     search(tmp_path, trials=30, sampler="random")
     with opened(tmp_path, trials=30, sampler="random") as study:
         shares = study.importances()
+        figure = study.draw_importances()
+    assert figure == study.folder / "importances.png" and figure.read_bytes().startswith(b"\x89PNG")
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["agent.rate"] == max(shares.values())
     with opened(tmp_path / "few") as study:
-        assert study.importances() == {}
+        assert study.importances() == {} and study.draw_importances() is None
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,9 @@ class OptunaSweeper(LaunchingSweeper):
         if failed:
             _show("Failed trials", study, failed[-_SHOWN:])
         rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
+        figure = study.draw_importances()
+        if figure is not None:
+            rows.append(("figure of importances", str(figure)))
         print_rows(
             f"Search '{study.settings.study}'",
             [

@@ -12,6 +12,7 @@ import csv
 import errno
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from llmrl.core.atomic_files import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
-from llmrl.run.files import write_atomic
+from llmrl.run.files import write_atomic, write_bytes
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
 from llmrl.tuning.space import Space, overrides
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY_NAME, BEST_NAME, TRIALS_NAME = "study.db", "best.yaml", "trials.csv"
+IMPORTANCES_NAME = "importances.png"
 AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": mean,
     "median": np.median,
@@ -209,6 +211,25 @@ class Study:
         found = optuna.importance.get_param_importances(self._study)
         return found if math.isfinite(sum(found.values())) else {}
 
+    def draw_importances(self) -> Path | None:
+        """Draw the importances as bars in `importances.png`; None if they are unknown, or without matplotlib."""
+        from importlib.util import find_spec
+
+        shares = self.importances()
+        if not shares or find_spec("matplotlib") is None:
+            return None
+        from llmrl.analysis.figures import new_figure
+
+        figure = new_figure(6.0, 1.0 + 0.35 * len(shares))
+        panel = figure.subplots()
+        names = list(shares)[::-1]
+        panel.barh(names, [shares[name] for name in names], color="#0072B2")
+        panel.set_xlabel("importance (PED-ANOVA), sum 1")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150)
+        write_bytes(self.folder / IMPORTANCES_NAME, picture.getvalue())
+        return self.folder / IMPORTANCES_NAME
+
     def write(self, command: str) -> None:
         """Replace `trials.csv`, and `best.yaml` once there is a best trial; `command` runs that one again."""
         import yaml
@@ -242,13 +263,17 @@ class Study:
 
     def _sampler(self, index: int) -> BaseSampler:
         """A sampler for one trial: one that went on drawing could not be taken up by another process."""
+        from optuna.exceptions import ExperimentalWarning
         from optuna.samplers import RandomSampler, TPESampler
 
         seed = Seeds(self.settings.sampler_seed).integer(index)
         if self.settings.sampler == "random":
             return RandomSampler(seed=seed)
         # Trials that run at the same time count as bad ones meanwhile, so that a batch does not try one thing twice.
-        return TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        # Groups: keys that are searched together are modeled jointly. Optuna calls this experimental.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
     def _purpose(self, fixed: Sequence[str]) -> dict[str, str]:
         """What the trials of a study must have in common to be compared, without what cannot change results."""
