@@ -25,6 +25,8 @@ REASONS = 2000
 """Most characters of a reply kept as its reasons if no part of it is marked as such."""
 _BEFORE = 160
 """Characters before a value that are searched for words that introduce it."""
+_AFTER = 200
+"""Characters after an answer that are searched for words that take it back."""
 
 _DECISIVE = re.compile(
     r"\bwait\b|\bactually\b|\bcorrect(?:ion|ed|ing)?\b|\binstead\b|\brather\b|\bfinal(?:ly)?\b|\brevis\w+|"
@@ -35,8 +37,8 @@ _DECISIVE = re.compile(
     r"\bnow,? i\b|\bnow\s*:|\bi(?:'ll| will)? now\b|\bthis time\b|\bnew proposal\b|"
     r"\bmy (?:own )?(?:answer|action|proposal|plan|choice|next|"
     r"reply|response|decision|move)\b|"
-    r"\banswer\s*(?:\w+\s*){0,3}:|\bcurrent turn\b|\bbetter\b|\bupdated?\b|\bmistake\b|\bmisread\b|\bsorry\b|"
-    r"\bapolog\w+|\bin fact\b|\bshould be\b|"
+    r"\banswer\s*(?:\w+\s*){0,3}:|\bcurrent turn\b|\bbetter\b(?! than)|\bupdated?\b|\bmistake\b|\bmisread\b|\bsorry\b|"
+    r"\bapolog\w+|\bin fact\b|\bshould be\b|\b(?:go(?:ing)?|coming) back to\b|\breturn(?:ing)? to\b|"
     r"\u66f4\u6b63|\u6700\u7ec8|\u4fee\u6b63|\u4e0d\u5bf9|\bkorrektur\b|\bendg\u00fcltig\b|\brichtig ist\b|"
     r"\bfinalement\b|\bcorrecci\u00f3n\b",
     re.IGNORECASE,
@@ -59,6 +61,19 @@ REFUSAL = re.compile(
     re.IGNORECASE,
 )
 """Phrases that say that no decision was made, or ask for one."""
+_RETRACTED = re.compile(
+    r"\bnever ?mind\b|"
+    r"\b(?:scratch|forget|disregard|ignore|cancel|drop) (?:that|this|it|my (?:last )?answer|the above)\b|"
+    r"\bi take (?:it|that) back\b|\bon second thoughts?\b|\bthat(?:'s| is| was) (?:wrong|a mistake|not right)\b|"
+    r"\bno, wait\b|\bvergiss das\b|\boubliez? (?:\u00e7a|cela)\b|\bolvida (?:eso|lo)\b",
+    re.IGNORECASE,
+)
+"""Phrases that take back the answer before them."""
+_TENTATIVE = re.compile(
+    r"\b(?:maybe|perhaps|possibly|tentativ\w+|could (?:try|be|use)|might (?:try|be|use)|let me (?:try|see|check|think)|"
+    r"something like|start with|first guess|what about|how about)\b",
+    re.IGNORECASE,
+)
 _HOLLOW = re.compile(r"\A\W*(?:\.\.\.|\u2026|<[^<>]*>)?\W*\Z")
 
 
@@ -71,6 +86,7 @@ class CandidateAnswer(Generic[T]):
         answer: parsed value.
         reasons: reasons in the reply's words; "" if it gives none.
         form: 2: the requested form, or another unambiguous one; 1: less certain forms, used only if there is no other.
+        requested: whether it is a JSON object, the requested form; answers in words before it are quotations.
         weak: whether its reasons are a placeholder, as in the example of the prompt.
         announced: whether the reply says that this answers the present question.
         kept: text under one of the question's names for notes to keep; "" if there is none.
@@ -82,6 +98,7 @@ class CandidateAnswer(Generic[T]):
     answer: T
     reasons: str = ""
     form: int = 2
+    requested: bool = False
     weak: bool = False
     announced: bool = False
     fault: str = ""
@@ -203,7 +220,8 @@ def _read_thought(thought: str, question: AnswerParser[T]) -> ParsedAnswer[T]:
     faults = _Faults()
     found = [each for each in _candidates(thought, question, False, faults) if each.form == 2]
     rest = thought[found[-1].end :].strip("`~ \n") if found else ""
-    if not found or len(rest) > 100 or "\n" in rest:
+    before = thought[max(0, found[-1].start - _BEFORE) : found[-1].start] if found else ""
+    if not found or len(rest) > 100 or "\n" in rest or _TENTATIVE.search(before):
         raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
     return ParsedAnswer(found[-1].answer, found[-1].reasons, found[-1].kept)
 
@@ -281,7 +299,7 @@ def _candidates(text: str, question: AnswerParser[T], cut: bool, faults: _Faults
         if answer is not None:
             bare = not isinstance(each.value, dict)
             reasons = reasons_of(each.value, question.reasons)
-            candidate = CandidateAnswer(each.start, each.end, answer, reasons or "", form=1 if bare else 2)
+            candidate = CandidateAnswer(each.start, each.end, answer, reasons or "", 1 if bare else 2, not bare)
             candidate.kept = (question.kept and reasons_of(each.value, question.kept)) or ""
             candidate.weak = reasons is not None and bool(_HOLLOW.match(reasons)) and reasons != ""
             found.append(candidate)
@@ -336,6 +354,8 @@ def _without_examples(
         kept = [each for each in kept if each.announced]
     if any(each.form == 2 for each in kept):
         kept = [each for each in kept if each.form == 2]
+    last_requested = max((each.start for each in kept if each.requested), default=-1)
+    kept = [each for each in kept if each.requested or each.start > last_requested]
     strong = [each for each in kept if not each.weak]
     return strong or kept
 
@@ -355,10 +375,12 @@ def _decided(
         between, last = text[last : each.start], max(last, each.end)
         if _LATER.search(between) or (question.turn is not None and question.turn.search(between)):
             break
+        decides = bool(_DECISIVE.search(plain(between))) and not _ECHOES.search(text[each.end : each.end + 80])
         if question.same(current.answer, each.answer):
+            clash = clash and not decides
             if each.end > current.end and not (each.reasons == "" and current.reasons):
                 current = each
-        elif _DECISIVE.search(plain(between)) and not _ECHOES.search(text[each.end : each.end + 80]):
+        elif decides:
             current, clash = each, False
         else:
             clash = True
@@ -372,6 +394,8 @@ def _decided(
             f"there are several different answers in the reply, and nothing says which counts; give one "
             f"{question.wanted}"
         )
+    if _RETRACTED.search(plain(text[current.end : current.end + _AFTER])):
+        raise InvalidReply(f"the reply takes its answer back; give one {question.wanted}")
     return current
 
 

@@ -10,6 +10,7 @@ from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAns
 from llmrl.llms.reading.latex import untexed
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated, words
 from llmrl.llms.reading.non_answer_text import exemplary
+from llmrl.llms.reading.number_parser import SPOKEN, WRITTEN, number_of
 from llmrl.llms.reading.options import ROW_LABEL
 from llmrl.llms.reading.reply_cleaning import plain
 from llmrl.llms.reading.tables import tables
@@ -35,8 +36,8 @@ _PREFIX = re.compile(
 )
 _LABEL = re.compile(
     r"(?:(?<=[.!?;\n])|\A|(?<=\|))[ \t>*#_\-\u2022\d.)|]{0,20}(?P<label>(?:(?:so|therefore|thus|and)[, ]+)?(?:(?:the|"
-    r"my|final|next|chosen|selected|best|correct|own|corrected|current|recommended|optimal) ){0,3}"
-    r"(?:action|answer|decision|choice|move|command|output|selection|aktion|antwort|accion|acci\u00f3n|r\u00e9ponse|\u52a8\u4f5c|"
+    r"my|mein|meine|mon|ma|final|next|chosen|selected|best|correct|own|corrected|current|recommended|optimal) ){0,3}"
+    r"(?:action|answer|decision|choice|vote|votum|ballot|move|command|output|selection|aktion|antwort|accion|acci\u00f3n|r\u00e9ponse|\u52a8\u4f5c|"
     r"\u7b54\u6848|\u884c\u52a8))"
     r"[ \t]*(?:[*_`]{0,3}[ \t]*(?:(?:is|ist|est|es|would be|will be|should be)\b[ \t]*:?|[:=\uff1a]|\u662f|->|=>|"
     r"\u2192|"
@@ -45,15 +46,15 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _CUE = re.compile(
-    r"\bi(?:'ll|'d| will| would|'m going to| am going to| choose| chose| pick| select| take| decide| opt| go| "
+    r"\bi(?:'ll|'d| will| would|'m going to| am going to| vote| choose| chose| pick| select| take| decide| opt| go| "
     r"move| want to)\b"
     r"|\bi (?:recommend|suggest|advise)\b|\bmy (?:action|choice|answer|move|decision|recommendation)\b|\b(?:best|"
     r"next|right|optimal|chosen|correct|safest|final) "
     r"(?:action|move|choice|option|step|decision)\b[^.]{0,40}?\b(?:is|would be|be)\b"
     r"|\b(?:should|must|let's|let us|(?:it's|it is|is) time to)\b"
     r"|\b(?:action|decision|answer)\b[^.]{0,10}?(?:\bis\b|:)|\u9009\u62e9|"
-    r"\u5e94\u8be5|\u51b3\u5b9a|\bich (?:w\u00e4hle|nehme|gehe|fahre|w\u00fcrde)\b|"
-    r"\bje (?:choisis|vais)\b|\b(?:elijo|voy a)\b",
+    r"\u5e94\u8be5|\u51b3\u5b9a|\bich (?:w\u00e4hle|nehme|gehe|fahre|w\u00fcrde|stimme)\b|"
+    r"\bje (?:choisis|vais|vote)\b|\b(?:elijo|voy a|voto)\b",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(
@@ -97,6 +98,10 @@ _OTHERS_DO = re.compile(
 )
 _STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
 _OF_ACTIONS = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
+_AMOUNT = re.compile(rf"(?<![\w.])(?:{SPOKEN}|{WRITTEN})(?![\w.]*\d)", re.IGNORECASE)
+_SPAN = re.compile(r"\d\s*(?:-|\u2013|\u2014|\.\.|to|or|bis|\u00e0|~)\s*\d|\bbetween\b", re.IGNORECASE)
+"""A range of amounts."""
+_VERB = re.compile(r"\b(?:is|are|was|were|be|been|has|have|had|would|will|does|did|seems?)\b", re.IGNORECASE)
 _LAST_CLAUSE = re.compile(r"[,;]|[=\-]>|[:\uff1a]|\s[\u2013\u2014-]\s|\u21d2")
 
 
@@ -118,6 +123,8 @@ class ChoiceParser(AnswerParser[int]):
 
     def __init__(self, names: Sequence[str], described: Sequence[str] = (), numbered: bool = False) -> None:
         self.names = NameMatcher(names, described, numbered)
+        self.amounts = {} if numbered else _amounts(names)
+        self._has_digits = any(any(c.isdigit() for c in name) for name in names)
 
     def of_value(self, value: Any) -> int | None:
         return self._of(value, 0)
@@ -192,10 +199,12 @@ class ChoiceParser(AnswerParser[int]):
     def _meant(self, answer: Any, depth: int) -> int | None:
         if isinstance(answer, bool) or answer is None or depth > 5:
             return None
+        if isinstance(answer, int | float) and self.amounts:
+            return self.amounts.get(float(answer))
         if isinstance(answer, int | float):
             return self.names.number(answer) if abs(answer) < 1e6 else None
         if isinstance(answer, str):
-            return self.names.meant(answer)
+            return self._named(answer)
         if isinstance(answer, list):
             found = {self._meant(item, depth + 1) for item in answer}
             return found.pop() if len(found) == 1 and len(answer) < 4 else None
@@ -213,7 +222,7 @@ class ChoiceParser(AnswerParser[int]):
                 found.append(CandidateAnswer(match.start(), match.end(), index))
         for match in _TAKEN.finditer(text):
             said = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
-            if (match["kind"] or self.names.numbered) and (index := self.names.meant(said)) is not None:
+            if (match["kind"] or self.names.numbered) and (index := self._named(said)) is not None:
                 found.append(CandidateAnswer(match.start(), match.end(), index, form=1))
         for match in _LABEL.finditer(text):
             said = _BOXED.sub(lambda boxed: f" {boxed[1]} ", match["value"]).replace("$", " ")
@@ -227,7 +236,7 @@ class ChoiceParser(AnswerParser[int]):
 
     def of_prose(self, text: str) -> int | None:
         # A number that was not understood may contradict the name beside it.
-        if REFUSAL.search(text) or _NUMBER_SAID.search(text):
+        if REFUSAL.search(text) or (_NUMBER_SAID.search(text) and not self._has_digits):
             return None
         decided: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
@@ -293,7 +302,29 @@ class ChoiceParser(AnswerParser[int]):
         if "->" in text or (_STATEMENT.search(text) and not _OF_ACTIONS.search(text)):
             return None
         bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
-        return self.names.meant(bare)
+        index = self._named(bare)
+        return self._leading(bare) if index is None else index
+
+    def _leading(self, text: str) -> int | None:
+        """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
+        mentioned = self.names.mentions(text)
+        if len(mentioned) != 1 or mentioned[0][0] or negated(text) or _IF.search(text) or _VERB.search(text):
+            return None
+        if self.amounts and _SPAN.search(text):
+            return None
+        return mentioned[0][2]
+
+    def _named(self, text: str) -> int | None:
+        """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
+        if not self.amounts:
+            return self.names.meant(text)
+        if _SPAN.search(text) or len(text) > 80:
+            return None
+        index = self.names.meant(text)
+        if index is not None or negated(text) or _IF.search(text):
+            return index
+        said = [number_of(each[0]) for each in _AMOUNT.finditer(plain(text))]
+        return self.amounts.get(said[0]) if len(said) == 1 and said[0] is not None else None
 
     def of_option(self, text: str) -> int | None:
         """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
@@ -301,10 +332,10 @@ class ChoiceParser(AnswerParser[int]):
             column = table.column(("action", "move", "choice", "decision", "option"))
             row = table.rows[0]
             called = ROW_LABEL.sub("", row[0]) if row else ""
-            if not column and not called.isdigit() and (index := self.names.meant(called)) is not None:
+            if not column and not called.isdigit() and (index := self._named(called)) is not None:
                 return index
             cells = row[column : column + 1] if column else row[1:]
-            meant = {self.names.meant(cell) for cell in cells} - {None}
+            meant = {self._named(cell) for cell in cells} - {None}
             return meant.pop() if len(meant) == 1 else None
         first = re.split(r"[.!?;](?=\s|\Z)|\n", re.sub(r"[*`\"]", "", text), maxsplit=1)[0]
         clause = re.split(
@@ -312,7 +343,7 @@ class ChoiceParser(AnswerParser[int]):
         )[0]
         if _IF.search(first) or negated(clause):
             return None
-        if (index := self.names.meant(clause)) is not None and not clause.strip().isdigit():
+        if (index := self._named(clause)) is not None and not clause.strip().isdigit():
             return index
         mentioned = {i for _, _, i in self.names.mentions(clause)} or {i for _, _, i in self.names.mentions(first)}
         if mentioned:
@@ -324,7 +355,17 @@ class ChoiceParser(AnswerParser[int]):
 
     def _labelled(self, text: str) -> int | None:
         text = re.sub(r"[*_`\"]", lambda m: " " if m[0] in '*`"' else m[0], text).strip()
-        return self.names.meant(text.strip(" ._|"))
+        return self._named(text.strip(" ._|"))
+
+
+def _amounts(names: Sequence[str]) -> dict[float, int]:
+    """Return the indices of names such as `take_0`, `take_1`, ... by their number; empty for other names."""
+    parts = [re.fullmatch(r"(.*?)_?(\d+)", name) for name in names]
+    if len(names) < 3 or not all(parts) or len({part[1] for part in parts if part}) != 1:
+        return {}
+    if letters(parts[0][1] if parts[0] else "") in ("", "option", "action", "choice"):
+        return {}
+    return {float(part[2]): i for i, part in enumerate(parts) if part}
 
 
 def _one(found: Sequence[int | None]) -> int | None:

@@ -27,6 +27,8 @@ _AN_EXAMPLE = re.compile(
     re.IGNORECASE,
 )
 _REJECTED = re.compile(
+    r"\b(?:not|n't|never|avoid) (?:to )?"
+    r"(?:use|using|choose|choosing|pick|picking|take|try|trying|propose|repeat\w*|submit)\b[^.{\n]{0,20}\Z|"
     r"\b(?:wrong|bad|invalid|incorrect)\b[^.{\n]{0,40}\Z|\b(?:not|instead of|rather than)\s*\Z|"
     r"\b(?:probably|perhaps|maybe|(?:might|may|could) (?:be|have been)|would have been)\s*:?\s*\Z|"
     r"\b(?:previous|last|earlier) (?:turn|answer|reply|action|plan)\b[^.{\n]{0,30}\Z",
@@ -44,7 +46,7 @@ _OWN = re.compile(
 )
 _DISCLAIMED = re.compile(
     r"\A[\s`\"')\]*.]*\s*(?:would|will|is|was|are)\s+(?:not\s+|be\s+|also\s+)*(?:wrong|refused|invalid|"
-    r"incorrect|rejected|bad|forbidden|risky)",
+    r"incorrect|rejected|bad|forbidden|risky|(?:my|the) (?:last|previous|earlier|first|old) \w+)",
     re.IGNORECASE,
 )
 

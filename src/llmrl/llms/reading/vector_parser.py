@@ -13,7 +13,7 @@ from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAns
 from llmrl.llms.reading.json_and_markup import CUT, DuplicateKey, structures, without_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, letters
 from llmrl.llms.reading.number_list_parser import LISTS, MEASURED, WrittenNumbers
-from llmrl.llms.reading.number_parser import ORDINALS
+from llmrl.llms.reading.number_parser import ORDINALS, WRITTEN, number_of
 from llmrl.llms.reading.reply_cleaning import plain
 from llmrl.llms.structured import InvalidReply
 
@@ -27,6 +27,14 @@ _UNDECIDED = re.compile(
     r"\b(?:one could|could try|you (?:can|could|might)|might be|either|or keep|options? (?:are|would)|directions?)\b",
     re.IGNORECASE,
 )
+
+
+_NUMBERS = re.compile(WRITTEN)
+_RESPECTIVELY = re.compile(
+    rf"({WRITTEN}(?:\s*(?:,\s*and|,|and)\s*{WRITTEN}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE
+)
+_EXPECTED = re.compile(r"\b(?:expect\w*|predict\w*|estimat\w+|hope\w*|my guess)\b", re.IGNORECASE)
+"""Words beside a value that nobody has measured."""
 
 
 class VectorParser(AnswerParser[np.ndarray]):
@@ -80,6 +88,9 @@ class VectorParser(AnswerParser[np.ndarray]):
     def of_prose(self, text: str) -> np.ndarray | None:
         if self.n > 1 or REFUSAL.search(text) or _UNDECIDED.search(text):
             return None
+        if "respectively" in text and (listed := _RESPECTIVELY.search(text)) is not None:
+            said = [number_of(each[0]) for each in _NUMBERS.finditer(listed[1])]
+            return np.array([said], dtype=np.float64) if len(said) == self.d and None not in said else None
         numbers = self.written.spoken(text)
         return None if numbers is None else np.array([numbers])
 
@@ -96,7 +107,8 @@ class VectorParser(AnswerParser[np.ndarray]):
             said = proposals[-1]
             number = int(said["number"]) if said["number"] else ORDINALS.index(said["order"].lower()) + 1
             return number == self.proposal
-        measured = MEASURED.match(plain(text[candidate.end : candidate.end + 80]))
+        after = plain(text[candidate.end : candidate.end + 80])
+        measured = None if _EXPECTED.search(after) else MEASURED.match(after)
         tried = len(candidate.answer) == 1 and tuple(candidate.answer[0].tolist()) in self.tried
         if (tried or measured) and (candidate.form == 1 or (tried and measured)):
             return False
