@@ -92,7 +92,24 @@ class TestCounting:
         assert approved('{"choices": ["option_1", "Option 3"]}', OPTIONS, False) == [0, 2]
         assert approved('{"choices": []}', OPTIONS, False) == []
         assert approved('```json\n{"reasoning": "x", "choices": "option_2"}\n```', OPTIONS, False) == [1]
-        for wrong in ('{"choices": ["option_4"]}', "none of them", '{"x": 1}'):
+        for reply in (
+            "[1, 3]",
+            '["option_1", "option_3"]',
+            '{"approve": [1, 3]}',
+            "I approve of options 1 and 3.",
+            "Option 1 and option 3 have my support; I vote for option_1 and option_3.",
+            "- option_1\n- option_3",
+            "1. Option 1\n2. Option 3",
+        ):
+            assert approved(reply, OPTIONS, False) == [0, 2], reply
+        for wrong in (
+            '{"choices": ["option_4"]}',
+            "[1, 7]",
+            "I do not approve of option 1.",
+            "Should I vote for option 1?",
+            "none of them",
+            '{"x": 1}',
+        ):
             with pytest.raises(InvalidReply):
                 approved(wrong, OPTIONS, False)
 
@@ -173,24 +190,32 @@ class TestVotes:
         text = proposer._ballot(0, None, proposer._named([spec.mechanism.neutral])).text
         assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
 
-    def test_repair_prompt_belongs_to_query(self):
+    @pytest.mark.parametrize(("nominate", "purpose_repaired"), [("citizens", "nomination"), ("random", "vote")])
+    def test_repair_prompt_belongs_to_query(self, nominate, purpose_repaired):
         """A malformed nomination or vote is corrected in the terms of its own query, also after a resume."""
         llm = Unusable()
-        proposer = principal(llm)
+        proposer = principal(llm, nominate=nominate)
         for _ in range(2):
             told(proposer, proposer.ask(0)[0], [0.0] * 5)
         checkpoint = proposer.state_dict()
         for purpose, repair in llm.repairs:
             assert ("lever_0" in repair) == (purpose == "nomination") == ("option_1" not in repair)
-        assert {purpose for purpose, _ in llm.repairs} == {"nomination", "vote"}
+            assert "action" not in repair
+        assert {purpose for purpose, _ in llm.repairs} == {purpose_repaired}
         requests = []
-        restored = principal(llm)
+        restored = principal(llm, nominate=nominate)
         restored.load_state_dict(checkpoint)
         for each in (proposer, restored):
             before = len(llm.requests)
             each.ask(0)
             requests.append([(request.messages, request.schema) for request in llm.requests[before:]])
         assert requests[0] == requests[1]
+
+    def test_a_ballot_with_one_option_is_not_held(self):
+        llm = Unusable()
+        proposer = principal(llm)
+        assert proposer.ask(0).tolist() == [[0.0] * 5]
+        assert {request.purpose for request in llm.requests} == {"nomination"}
 
     @pytest.mark.parametrize("options", [{"voters": 6}, {"nominations": 6}])
     def test_more_than_there_are(self, options):

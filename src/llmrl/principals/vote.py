@@ -19,11 +19,10 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import InvalidReply, json_schema
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.principals.ballots import approved, counted, vote_schema
+from llmrl.principals.ballots import BallotParser, approved, counted, vote_schema
 from llmrl.principals.llm_mechanism import numbers_model
 
 FOLDER = Path(__file__).with_name("prompts")
@@ -112,6 +111,11 @@ class VotePrincipal:
         found = [holds, *self._nominees(own, name)]
         ballot = np.array(list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(found)).tolist())))
         ballot = ballot[own.numpy("order").permutation(len(ballot))]
+        if len(ballot) == 1:  # nothing to decide, so nobody is asked
+            self.totals["kept"] += bool(np.array_equal(ballot[0], self.space.rounded(holds[None])[0]))
+            self.last = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
+            self.votes += 1
+            return ballot
         options = self._named(list(ballot), holds)
         voter = self._vote_query([option["name"] for option in options])
         voter.load_state_dict(self.voter.state_dict())
@@ -268,7 +272,7 @@ class VotePrincipal:
     def _vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
         if self.rule == "approval":
             return approved(reply.text, options, reply.cut)
-        return [parse_answer(reply.text, ChoiceParser(options), reply.cut).answer]
+        return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
 
     def _repair_vote(self, options: Sequence[str], fault: str) -> Prompt:
         approval = self.rule == "approval"

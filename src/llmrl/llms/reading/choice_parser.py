@@ -137,7 +137,7 @@ class ChoiceParser(AnswerParser[int]):
         """
         found = self._meant(answer, 0)
         if found is None:
-            raise InvalidReply(f"the action {repr(answer)[:60]} does not exist")
+            raise InvalidReply(f"the {self.wanted} {repr(answer)[:60]} does not exist")
         return found
 
     def _of(self, value: Any, depth: int) -> int | None:
@@ -376,5 +376,5 @@ def _one(found: Sequence[int | None]) -> int | None:
     """
     some = {each for each in found if each is not None}
     if len(some) > 1:
-        raise InvalidReply("there are several different actions in the reply; give one")
+        raise InvalidReply("there are several different answers in the reply; give one")
     return some.pop() if some else None
