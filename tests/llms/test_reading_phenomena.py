@@ -320,7 +320,7 @@ TOLD = [
     (TAXI, '{"action": "fly"}', "the action 'fly' does not exist"),
     (TAXI, f'{{"action": "{80 * "f"}"}}', f"the action '{59 * 'f'} does not exist"),
     (TAXI, '{"a": {"action": "north"}, "b": {"action": "south"}}',
-     "there are several different actions in the reply; give one"),
+     "there are several different answers in the reply; give one"),
     (THING, '{"text": 1}', "the field 'number' is missing; the field 'text': input should be a valid string, got 1"),
     (THING, f'{{"number": "{90 * "x"}"}}',
      "the field 'number': input should be a valid integer, unable to parse string as an integer, got "
