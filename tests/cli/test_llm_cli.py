@@ -95,7 +95,7 @@ def test_dry_run_estimates_what_a_run_would_pay(capsys, monkeypatch, tmp_path):
     assert "20, at most 40 with repairs" in text and "cost │ about $0." in text and "at most $" in text
     assert "OPENAI_API_KEY, which is not set" in text, "a plan needs no key"
     assert "budget │ $3" in text
-    run(*common, "llm=gpt4o", "llm.input_price=null")
+    run(*common, "llm=gpt4o", "llm.input_price=null", "llm.budget.usd=null")
     assert "cost │ unknown: set llm.input_price" in " ".join(capsys.readouterr().out.split())
     assert not list(tmp_path.iterdir())
 

@@ -20,6 +20,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
+from llmrl.experiment.models import POLICIES
 from llmrl.llms import litellm_chat
 from llmrl.llms.client import ChatClient
 from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
@@ -248,7 +249,7 @@ def test_prices_and_windows_are_those_that_litellm_lists(option):
     """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
     package = Path(importlib.util.find_spec("litellm").origin).parent
     listed = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
-    fields = options("llm")[option]
+    fields = {key: value for key, value in options("llm")[option].items() if key not in POLICIES}
     model = listed.get(fields["model"]) or listed[fields["model"].partition("/")[2]]
     prices = ("input_price", "input"), ("output_price", "output"), ("cached_input_price", "cache_read_input_token")
     for ours, theirs in prices:
@@ -276,7 +277,7 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
 
     from llmrl.config.builder import Builder
 
-    fields = options("llm")[option]
+    fields = {key: value for key, value in options("llm")[option].items() if key not in POLICIES}
     monkeypatch.setenv(fields["api_key_env"], KEY)
     model = Builder().build(fields, "llm")
     model.check()
