@@ -307,6 +307,33 @@ def test_the_plan_tells_episodes_and_tokens():
     assert 6e6 < int(rows["  prompt tokens"].removeprefix("about ").replace(",", "")) < 12e6
 
 
+class TestStop:
+    COMMON = ("principal=random", "search.iterations=30", "search.race=0")
+
+    def test_a_confirmed_return_ends_the_search(self, tmp_path):
+        _, free, _, proposals = searched(tmp_path / "free", *self.COMMON)
+        level = sorted(np.mean(p["returns"]) for p in proposals)[-8]
+        _, folder, _, stopped = searched(tmp_path / "stopped", *self.COMMON, f"search.stop_at={level}")
+        found = summary(folder)
+        assert found["solved"] and found["iterations"] == len(stopped) < 30
+        assert [p["vector"] for p in stopped] == [p["vector"] for p in proposals[: len(stopped)]]
+        assert np.mean(stopped[-1]["returns"]) >= level
+        reached = sum(np.mean(p["returns"]) >= level for p in stopped)
+        assert found["episodes"] == 4 * (len(stopped) + reached), "each confirmation is as many episodes"
+        assert "solved" not in summary(free)
+
+    def test_a_return_that_is_not_reached_changes_nothing(self, tmp_path):
+        free, stopped = (
+            searched(tmp_path / name, *self.COMMON, "search.iterations=5", *more)
+            for name, more in (("free", ()), ("stopped", ("search.stop_at=1000",)))
+        )
+        assert [p | {} for p in free[3]] == stopped[3] and summary(stopped[1])["solved"] is False
+
+    def test_external_algorithms_refuse_it(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"search\.stop_at"):
+            run("env=cartpole", "agent=sb3", "search.stop_at=100", f"output_root={tmp_path}")
+
+
 class TestResume:
     @pytest.mark.parametrize("asked", [(), ("principal.turns=4", "principal.episode_steps=3")])
     def test_a_run_out_of_budget_goes_on_where_it_stopped(self, tmp_path, asked):

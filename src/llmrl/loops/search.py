@@ -100,6 +100,7 @@ class SearchLoop:
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
         self.warm = settings.warmup == 0
+        self.solved = False  # whether `stop_at` was reached and confirmed
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.played = {"episodes": 0, "env_steps": 0}
@@ -132,6 +133,11 @@ class SearchLoop:
             ("  iterations", f"{self.iterations:,}{several}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
             ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warm}"),
+            *(
+                []
+                if self.settings.stop_at is None
+                else [("  ends", f"at a confirmed mean return of {self.settings.stop_at:g}")]
+            ),
             ("  race", self._told_of_race()),
             ("  best so far", self.evaluations.description),
             ("episodes", f"{'at most ' if self.settings.race else ''}{self.total_episodes:,}{longest}"),
@@ -150,7 +156,7 @@ class SearchLoop:
             with run.progress(self.total_episodes, "episodes", "search", self.played["episodes"]) as progress:
                 if not self.warm:
                     yield from self._warm_up(progress)
-                while self.iteration < self.iterations:
+                while self.iteration < self.iterations and not self.solved:
                     yield from self._iterate(run, progress)
                 if self.settings.race:
                     yield from self._measure_again(progress)
@@ -191,10 +197,20 @@ class SearchLoop:
         yield self._row("proposal", metrics)
         means = found.returns.mean(1)
         progress.tell(float(means.max()), self.space.in_words(vectors[means.argmax()]))
+        if self.settings.stop_at is not None and float(means.max()) >= self.settings.stop_at:
+            yield from self._confirm(vectors[means.argmax()], self.settings.stop_at)
         if self.evaluations.due(self.iteration):
             yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
         progress.update(self.played["episodes"])
         yield SafePoint(self.iteration, self.state_dict)
+
+    def _confirm(self, vector: np.ndarray, level: float) -> Requests[None]:
+        """Play as many fresh episodes of a vector; the search is solved if their mean return reaches `level`, too."""
+        vectors = vector[None]
+        found = yield self.evaluation_of(vectors, self._seeds_of(f"confirmation {self.iteration}", self.episodes))
+        self._check(vectors, found)
+        self._count(found)
+        self.solved = float(found.returns.mean()) >= level
 
     def _measure_again(self, progress: ProgressDisplay) -> Requests[None]:
         """Measure the best few again on seeds of their own, and let the agent keep the winner."""
@@ -333,6 +349,7 @@ class SearchLoop:
             **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
+            **({} if self.settings.stop_at is None else {"solved": self.solved}),
             "proposals": self.proposals,
             **self.played,
             "race_episodes": sum(row["measured"] for row in measured),
@@ -353,6 +370,7 @@ class SearchLoop:
         return {
             "iteration": self.iteration,
             "warm": self.warm,
+            "solved": self.solved,
             "returns": list(self.returns),
             "best_returns": list(self.best_returns),
             "played": dict(self.played),
@@ -369,7 +387,7 @@ class SearchLoop:
         if state is None:
             return
         assert isinstance(self.agent, Agent)
-        self.iteration, self.warm = state["iteration"], state["warm"]
+        self.iteration, self.warm, self.solved = state["iteration"], state["warm"], state["solved"]
         self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
         self.played = dict(state["played"])
         if state["race"] is not None:
