@@ -425,7 +425,11 @@ class TestWhatItIsTold:
         assert "It says nothing of the learning" not in text
         principal.brief(Briefing(40, 20, 2, 1, True, games=8, updates=0, confirmations=8))
         text = principal.question("lever_0_works").text
-        assert "in each of 8 games side by side; these agents do not learn." in text and "reinforcement" not in text
+        assert "they play 20 episodes in each of 8 games side by side, which they may remember" in text
+        assert "not trained" in text and "reinforcement" not in text and "learn to live" not in text
+        principal.brief(Briefing(40, 0, 2, 1, True, updates=0, confirmations=8))
+        text = principal.question("lever_0_works").text
+        assert "round" not in text and "same weights" not in text and "2 episodes are evaluated" in text
         assert (
             "No standard error is given, as there are too few" in text and "are measured again, 8 times in all" in text
         )
