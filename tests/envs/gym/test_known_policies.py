@@ -38,7 +38,9 @@ def bar(entry):
 @pytest.mark.parametrize(
     "entry",
     [
-        pytest.param(entry, id=f"{i}-{entry['env']}", marks=[pytest.mark.slow] if entry["env"] in SLOW else [])
+        pytest.param(
+            entry, id=f"{i}-{entry['env']}", marks=[pytest.mark.slow, pytest.mark.long] if entry["env"] in SLOW else []
+        )
         for i, entry in enumerate(known_policies.POLICIES)
     ],
 )
