@@ -5,10 +5,10 @@ Importing this package is cheap: the functions of the Python API load what they 
 
 from __future__ import annotations
 
-import os
+import sys
 
-if os.name != "posix":
-    raise ImportError(f"llmrl runs on Linux and macOS, not on {os.name!r}: it needs POSIX file locks and signals")
+if "posix" not in sys.builtin_module_names:
+    raise ImportError(f"llmrl runs on Linux and macOS, not on {sys.platform}: it needs POSIX file locks and signals")
 
 __version__ = "0.1.0"
 

@@ -26,6 +26,9 @@ def test_the_plan_of_a_principals_run_tells_its_time(capsys, tmp_path):
         ("env=simple_doorkey", "teacher=llm", "env.n_envs=2", "learn.evaluate_every=1"),
         ("env=cartpole", "agent=linear", "principal=random"),
         ("env=taxi",),
+        ("env=nim", "agent=random"),
+        ("env=simple_doorkey", "agent=teacher", "teacher=oracle"),
+        ("env=cleanup", "agent=random"),
     ],
 )
 def test_other_loops_are_timed_and_leave_no_trace(capsys, tmp_path, overrides):

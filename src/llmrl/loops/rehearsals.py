@@ -90,7 +90,9 @@ def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, a
         begun = time.perf_counter()
         if not n:
             continue
-        rollout = yield PlaySteps(collector=collector, steps=n, actions=[seeds.integer("actions")])
+        rollout = yield PlaySteps(
+            collector=collector, steps=n, actions=[seeds.integer("actions")], learn=agent is not None
+        )
         if agent is not None and (n >= min_rollout_steps([agent], collector.spec.n_envs)):
             minibatches = [seeds.integer("minibatches")]
             yield Update(agents=[agent], rollout=rollout, minibatches=minibatches, stacked=False)
