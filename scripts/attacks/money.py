@@ -205,7 +205,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("an unknown host; 1 call allowed", "nothing counted")
 def _(folder: Path) -> tuple[bool, str]:
-    chat = client("http://nosuchhost.invalid/v1", folder, calls=1)
+    chat = client("https://nosuchhost.invalid/v1", folder, calls=1)
     replies = [chat.chat([ask(i)])[0] for i in range(3)]
     chat.close()
     return all(r.error for r in replies) and chat.budget.spent.unsettled == 0, replies[-1].error[:80]
