@@ -17,7 +17,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import InvalidReply
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.llms.validity import MaxInvalid
+from llmrl.llms.validity import MaxInvalid, Validity
 from llmrl.run.config_hash import config_hash
 from models import Echo
 
@@ -56,6 +56,16 @@ class TestTheLimit:
         with pytest.raises(TooManyInvalid, match=r"4 of 4 replies of echo .*llm.max_invalid=null"):
             asking.ask([Prompt("v\x1b[2J")])
         assert client.metrics()["llm/invalid_share"] == 1.0 and client.metrics()["llm/judged_replies"] == 4
+
+    @pytest.mark.parametrize(
+        ("fault", "named"), [("the reply was cut off because it grew too long; x", True), ("x", False)]
+    )
+    def test_replies_that_were_cut_off_name_the_option(self, fault, named):
+        validity = Validity()
+        validity.add("12 an", fault)
+        with pytest.raises(TooManyInvalid) as caught:
+            validity.check("m", MaxInvalid(0.5, 1))
+        assert ("llm.max_tokens" in str(caught.value)) == named
 
     def test_the_share_itself_is_allowed(self):
         asking, client = asker(MaxInvalid(0.5, 2))

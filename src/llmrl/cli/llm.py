@@ -107,7 +107,8 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     try:
         read(reply, lambda said: parse_json(said.text, Probe, said.cut))
     except InvalidReply as fault:
-        form = f"{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
+        cut = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
+        form = f"{cut}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
     if refusal:
         structured = f"refused, set llm.structured=false: {refusal}"
     elif asked:

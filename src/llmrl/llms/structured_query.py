@@ -14,6 +14,7 @@ from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.reply_cleaning import clean_reply
 from llmrl.llms.structured import InvalidReply, read
+from llmrl.llms.validity import CUT_OFF
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,8 @@ class StructuredQuery(Generic[T]):
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= LOUD else logging.DEBUG
                     model = _model(questions[i])
-                    logger.log(level, "invalid reply of %s: %s", self.llm.label_of(model), fault)
+                    hint = " (llm.max_tokens limits replies, thoughts included)" if reply.cut else ""
+                    logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), fault, hint)
                     said_so = _assistant(reply, self.llm.feeds_thoughts(model))
                     open_[i] = [*messages, said_so, _user(self.repair(str(fault)).text)]
                     if reply.error:
@@ -256,7 +258,7 @@ def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
         return read(reply, parse)
     except InvalidReply as fault:
         if reply.cut:
-            raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
+            raise InvalidReply(f"{CUT_OFF} because it grew too long; {fault}") from None
         raise
 
 

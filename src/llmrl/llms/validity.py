@@ -8,6 +8,8 @@ from llmrl.core.errors import TooManyInvalid
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
 
+CUT_OFF = "the reply was cut off"
+"""Beginning of the fault of an invalid reply that reached `llm.max_tokens`."""
 QUOTED = 3
 """Invalid replies that are quoted when they end a run, the last ones, and"""
 QUOTED_CHARACTERS = 200
@@ -63,12 +65,17 @@ class Validity:
         if limit is None or self.judged < limit.after or self.invalid <= limit.share * self.judged:
             return
         quoted = "".join(f"\n  {text}" for text in self.last)
+        cut = " Replies were cut off: raise llm.max_tokens, which thoughts count toward." if self._were_cut else ""
         raise TooManyInvalid(
             f"{self.invalid} of {self.judged} replies of {label} could not be read, more than llm.max_invalid.share="
             f"{limit.share:g} allows. What was there before them is saved. Another model (llm=) or another prompt "
             "(prompts=) may work; with llm.max_invalid=null, or a larger share, the same command goes on and puts "
-            f"fallbacks in their place. The last of them:{quoted}"
+            f"fallbacks in their place.{cut} The last of them:{quoted}"
         )
+
+    @property
+    def _were_cut(self) -> bool:
+        return any(CUT_OFF in text for text in self.last)
 
     def metrics(self) -> dict[str, float]:
         """llm/judged_replies: those that had to have a form; llm/invalid_share: of these, the invalid ones. Counted
