@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +25,9 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="llmrl_config_")
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 << 30:
     tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
+# Jobs that a shell starts in the background ignore Ctrl-C, and so do their children; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Two test workers share the machine; more threads than cores slow torch down many times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
