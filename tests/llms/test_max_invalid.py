@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured import InvalidReply
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.llms.validity import MaxInvalid, Validity
+from llmrl.llms.validity import MaxInvalid
 from llmrl.run.config_hash import config_hash
 from models import Echo
 
@@ -57,15 +58,16 @@ class TestTheLimit:
             asking.ask([Prompt("v\x1b[2J")])
         assert client.metrics()["llm/invalid_share"] == 1.0 and client.metrics()["llm/judged_replies"] == 4
 
-    @pytest.mark.parametrize(
-        ("fault", "named"), [("the reply was cut off because it grew too long; x", True), ("x", False)]
-    )
-    def test_replies_that_were_cut_off_name_the_option(self, fault, named):
-        validity = Validity()
-        validity.add("12 an", fault)
+    @pytest.mark.parametrize("finish", ["length", "stop"])
+    def test_replies_that_were_cut_off_name_the_option(self, monkeypatch, finish):
+        complete = Echo.complete
+        monkeypatch.setattr(
+            Echo, "complete", lambda self, asked: [replace(each, finish=finish) for each in complete(self, asked)]
+        )
+        asking, _ = asker(MaxInvalid(0.5, 1))
         with pytest.raises(TooManyInvalid) as caught:
-            validity.check("m", MaxInvalid(0.5, 1))
-        assert ("llm.max_tokens" in str(caught.value)) == named
+            asking.ask([Prompt("x")])
+        assert ("llm.max_tokens" in str(caught.value)) == (finish == "length")
 
     def test_the_share_itself_is_allowed(self):
         asking, client = asker(MaxInvalid(0.5, 2))

@@ -15,6 +15,7 @@ from llmrl.analysis.final_episodes import played_by
 from llmrl.analysis.groups import Group, ReportTask, tasks_of
 from llmrl.analysis.identical_proposals import identical_proposals
 from llmrl.analysis.intervals import estimates, improvement_matrix, performance_profile
+from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.llm_calls import CallTotals, run_totals
 from llmrl.analysis.reference_lines import references_of
 from llmrl.analysis.replication import Structure, structure
@@ -90,10 +91,10 @@ def summarize(
         efficiency = () if common is None else _efficiency(task, common)
         about += () if common is None else (about_training(common),)
         references, warned = references_of(finished)
-        if settings.study is None or settings.study.map is None:
-            warned = (*warned, *identical_proposals(finished))
         width = None if common is None else common.width
         study = study_of(task, finished, references, width, settings.study) if settings.by_name else None
+        if not isinstance(study, Landscape):  # its settings are given
+            warned = (*warned, *identical_proposals(finished))
         section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
         story = story_of(task, finished)
         sections.append(replace(section, references=references, warnings=warned, study=study, story=story))

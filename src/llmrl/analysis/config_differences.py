@@ -8,10 +8,9 @@ from typing import Any
 from llmrl.analysis.groups import Group, ReportTask
 from llmrl.analysis.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import read_config
+from llmrl.run.config_hash import is_excluded
 from llmrl.run.sinks.sink import flat
 
-_LEFT_OUT = ("seed", "output_root", "resume", "rerun", "dry_run", "trusted_modules", "report", "loggers")
-"""Options that differ without an effect on what a run computes, or are those of single runs."""
 _MOST_COLUMNS = 4
 
 
@@ -42,7 +41,7 @@ def config_differences(task: ReportTask) -> ReportTable:
 
 def _config(group: Group) -> dict[str, str]:
     config: dict[str, Any] = flat(read_config(group.runs[0].folder, ()))
-    return {key: _text(value) for key, value in config.items() if key.split(".")[0] not in _LEFT_OUT}
+    return {key: _text(value) for key, value in config.items() if key != "seed" and not is_excluded(key)}
 
 
 def _text(value: object) -> str:

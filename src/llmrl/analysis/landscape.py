@@ -76,7 +76,8 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
     units = units_of(runs)
     band = mean_interval(values, units)
     rounds = {}
-    for n in sorted({int(n) for history in histories for row in history for n in row.get("validated", ())}):
+    in_each = [{int(n) for n in row.get("validated", ())} for history in histories for row in history]
+    for n in sorted(set.intersection(*in_each)):
         after = [_by_setting(history, n) for history in histories]
         rounds[n] = mean_interval(np.array([[found[setting] for found in after] for setting in first]), units)
     pretrainings = pretrainings_of(runs)

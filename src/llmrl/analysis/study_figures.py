@@ -28,14 +28,8 @@ _WIDEST = 13.0
 _DARK = "#333333"
 _PANELS = 4
 """Tasks beside each other."""
-_STYLES = (
-    ("#0072B2", "-", "o"),
-    ("#D55E00", "--", "s"),
-    ("#009E73", "-.", "^"),
-    ("#CC79A7", "-", "D"),
-    ("#E69F00", "--", "v"),
-)
-"""Color, line and marker of the best settings."""
+_MOST_LABELED = 5
+"""Settings whose lines have labels and colors."""
 _A_ROW = 5
 """Entries of a legend beside each other."""
 
@@ -109,17 +103,18 @@ def _adaptation(study: Landscape) -> Figure:
     panel = figure.subplots()
     rounds = list(study.rounds)
     values = np.array([band.estimate for band in study.rounds.values()])  # [n_rounds, n]
-    best = np.argsort(-values[-1])[: len(_STYLES)]
-    nothing = np.flatnonzero((study.vectors == 0).all(axis=1))
-    styles = dict(zip([*best, *nothing[:1]], [*_STYLES[: len(best)], (_DARK, ":", "x")], strict=False))
-    for i in range(values.shape[1]):
-        if i not in styles:
-            panel.plot(rounds, values[:, i], color="#BBBBBB", linewidth=1, zorder=1)
+    best = np.argsort(-values[-1])[:_MOST_LABELED]
+    nothing = np.flatnonzero((study.vectors == 0).all(axis=1))[:1]
+    names = {int(i): ", ".join(f"{x:g}" for x in study.vectors[i]) for i in (*best, *nothing)}
+    styles = group_styles(list(names.values()), [names[int(i)] for i in nothing])
     ends = []
-    for i, (color, line, marker) in styles.items():
-        panel.plot(rounds, values[:, i], color=color, linestyle=line, marker=marker, zorder=2)
-        label = ", ".join(f"{x:g}" for x in study.vectors[i])
-        ends.append(LineEnd(label, float(rounds[-1]), float(values[-1, i]), color))
+    for i, line in enumerate(values.T):
+        if i not in names:
+            panel.plot(rounds, line, color="#BBBBBB", linewidth=1, zorder=1)
+            continue
+        style = styles[names[i]]
+        panel.plot(rounds, line, **style, zorder=2)
+        ends.append(LineEnd(names[i], float(rounds[-1]), float(line[-1]), style["color"]))
     panel.set_xticks(rounds)
     panel.set_xlabel("adaptation rounds")
     panel.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))

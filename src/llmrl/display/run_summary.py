@@ -130,8 +130,9 @@ def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
         loggers: section `loggers` of the config.
         folder: run folder.
     """
+    from llmrl.run.sinks.mlflow import database_uri
+
     lines = []
-    root = folder.parents[2]
     if "tensorboard" in loggers:
         lines.append(f"Curves: {shlex.join(['tensorboard', '--logdir', str(folder.parent.parent)])}")
     if "wandb" in loggers:
@@ -141,7 +142,7 @@ def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
         offline = f"in {runs}; to send it: {shlex.join(['wandb', 'sync', str(runs)])}/offline-run-*"
         lines.append(f"Weights & Biases: {offline if settings.get('mode') == 'offline' else f'project {project}'}")
     if "mlflow" in loggers:
-        uri = loggers["mlflow"].get("tracking_uri") or f"sqlite:///{(root / 'mlflow' / 'mlflow.db').absolute()}"
+        uri = loggers["mlflow"].get("tracking_uri") or database_uri(folder.parents[2])
         lines.append(f"MLflow: {uri}" if "://" in uri and not uri.startswith("sqlite") else f"MLflow: {_server(uri)}")
     return lines
 

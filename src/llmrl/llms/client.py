@@ -280,7 +280,7 @@ class ChatClient:
             except InvalidReply as invalid:
                 fault = str(invalid)
             with self._lock:
-                self.validity.add(result.text, fault)
+                self.validity.add(result.text, fault, result.cut)
             verdicts += [] if call.line is None else [call.line._replace(fault=fault, understood=understood)]
         if self.ledger is not None:
             self.ledger.judge(verdicts)

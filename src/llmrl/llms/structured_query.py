@@ -14,7 +14,6 @@ from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.reply_cleaning import clean_reply
 from llmrl.llms.structured import InvalidReply, read
-from llmrl.llms.validity import CUT_OFF
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +257,7 @@ def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
         return read(reply, parse)
     except InvalidReply as fault:
         if reply.cut:
-            raise InvalidReply(f"{CUT_OFF} because it grew too long; {fault}") from None
+            raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
         raise
 
 

@@ -8,8 +8,6 @@ from llmrl.core.errors import TooManyInvalid
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
 
-CUT_OFF = "the reply was cut off"
-"""Beginning of the fault of an invalid reply that reached `llm.max_tokens`."""
 QUOTED = 3
 """Invalid replies that are quoted when they end a run, the last ones, and"""
 QUOTED_CHARACTERS = 200
@@ -42,40 +40,44 @@ class Validity:
     """Counts a run's replies that must have a form, since its start, and the invalid ones among them."""
 
     def __init__(self) -> None:
-        self.judged, self.invalid = 0, 0
+        self.judged, self.invalid, self.cut = 0, 0, 0
         self.last: list[str] = []  # what is quoted of invalid replies, oldest first
 
-    def add(self, text: str, fault: str) -> None:
-        """Count a reply; `fault` is what is wrong with it, "" if nothing is."""
+    def add(self, text: str, fault: str, cut: bool = False) -> None:
+        """Count a reply.
+
+        Args:
+            text: reply.
+            fault: what is wrong with it; "": nothing.
+            cut: whether it reached `llm.max_tokens`.
+        """
         self.judged += 1
         if fault:
             self.invalid += 1
-            cut = " ..." if len(text) > QUOTED_CHARACTERS else ""
+            self.cut += cut
+            end = " ..." if len(text) > QUOTED_CHARACTERS else ""
             # As Python would write it: nothing in it can move a terminal's cursor.
-            quoted = f"{text[:QUOTED_CHARACTERS]!r}{cut}: {fault[:QUOTED_CHARACTERS]!r}"
+            quoted = f"{text[:QUOTED_CHARACTERS]!r}{end}: {fault[:QUOTED_CHARACTERS]!r}"
             self.last = [*self.last, quoted][-QUOTED:]
 
     def add_all(self, state: State) -> None:
         """Count what another has counted, whose state this is."""
         self.judged += state["judged"]
         self.invalid += state["invalid"]
+        self.cut += state["cut"]
 
     def check(self, label: str, limit: MaxInvalid | None) -> None:
         """Raises TooManyInvalid if more replies of the model `label` were invalid than `limit` allows."""
         if limit is None or self.judged < limit.after or self.invalid <= limit.share * self.judged:
             return
         quoted = "".join(f"\n  {text}" for text in self.last)
-        cut = " Replies were cut off: raise llm.max_tokens, which thoughts count toward." if self._were_cut else ""
+        cut = f" {self.cut} were cut off: raise llm.max_tokens, which thoughts count toward." if self.cut else ""
         raise TooManyInvalid(
             f"{self.invalid} of {self.judged} replies of {label} could not be read, more than llm.max_invalid.share="
             f"{limit.share:g} allows. What was there before them is saved. Another model (llm=) or another prompt "
             "(prompts=) may work; with llm.max_invalid=null, or a larger share, the same command goes on and puts "
             f"fallbacks in their place.{cut} The last of them:{quoted}"
         )
-
-    @property
-    def _were_cut(self) -> bool:
-        return any(CUT_OFF in text for text in self.last)
 
     def metrics(self) -> dict[str, float]:
         """llm/judged_replies: those that had to have a form; llm/invalid_share: of these, the invalid ones. Counted
@@ -85,7 +87,8 @@ class Validity:
         return {"llm/judged_replies": float(self.judged), "llm/invalid_share": self.invalid / self.judged}
 
     def state_dict(self) -> State:
-        return {"judged": self.judged, "invalid": self.invalid, "last": list(self.last)}
+        return {"judged": self.judged, "invalid": self.invalid, "cut": self.cut, "last": list(self.last)}
 
     def load_state_dict(self, state: State) -> None:
-        self.judged, self.invalid, self.last = state["judged"], state["invalid"], list(state["last"])
+        self.judged, self.invalid, self.cut = state["judged"], state["invalid"], state["cut"]
+        self.last = list(state["last"])

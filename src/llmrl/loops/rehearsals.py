@@ -86,14 +86,12 @@ def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, a
     """
     yield Begin(collector, seeds.integer("games"))
     begun = time.perf_counter()
-    for n in (warm_up, steps):
+    for n in filter(None, (warm_up, steps)):
         begun = time.perf_counter()
-        if not n:
-            continue
         rollout = yield PlaySteps(
             collector=collector, steps=n, actions=[seeds.integer("actions")], learn=agent is not None
         )
-        if agent is not None and (n >= min_rollout_steps([agent], collector.spec.n_envs)):
+        if agent is not None and n >= min_rollout_steps([agent], collector.spec.n_envs):
             minibatches = [seeds.integer("minibatches")]
             yield Update(agents=[agent], rollout=rollout, minibatches=minibatches, stacked=False)
     return time.perf_counter() - begun

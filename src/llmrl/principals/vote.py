@@ -111,8 +111,8 @@ class VotePrincipal:
         found = [holds, *self._nominees(own, name)]
         ballot = np.array(list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(found)).tolist())))
         ballot = ballot[own.numpy("order").permutation(len(ballot))]
-        if len(ballot) == 1:  # nothing to decide, so nobody is asked
-            self.totals["kept"] += bool(np.array_equal(ballot[0], self.space.rounded(holds[None])[0]))
+        if len(ballot) == 1:  # what holds is all there is, so nobody is asked
+            self.totals["kept"] += 1
             self.last = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
             self.votes += 1
             return ballot

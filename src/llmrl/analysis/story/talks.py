@@ -138,14 +138,15 @@ def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
     path = run.folder / FILE_NAME
     if not path.exists():
         return None
-    found = None
+    last: tuple[int, dict[str, Any]] | None = None
     for number, call in enumerate(read_calls(path), start=1):
         if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
-            messages = [each["content"] for each in call["messages"] if isinstance(each["content"], str)]
-            found = Exchange(
-                name, f"principal, call {number}", end_of("\n".join(messages)), beginning_of(str(call["reply"]))
-            )
-    return found
+            last = number, call
+    if last is None:
+        return None
+    number, call = last
+    messages = [each["content"] for each in call["messages"] if isinstance(each["content"], str)]
+    return Exchange(name, f"principal, call {number}", end_of("\n".join(messages)), beginning_of(str(call["reply"])))
 
 
 def beginning_of(text: str) -> str:

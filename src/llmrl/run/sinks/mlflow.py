@@ -17,6 +17,8 @@ _ID, _ROWS = "llmrl.run_id", "llmrl.rows"
 """Tags of an MLflow run: which run it is, and how many of its rows it has."""
 _MOST = 1000
 """Metrics of one request; MLflow refuses more."""
+FOLDER = "mlflow"
+"""Folder below the output folder with the database and its artifacts."""
 _PARAMETERS = 100
 _LONGEST = 6000
 """Characters of a parameter's value; MLflow refuses more."""
@@ -28,6 +30,11 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
+
+
+def database_uri(root: Path) -> str:
+    """Return the address of the database below an output folder."""
+    return f"sqlite:///{root.absolute() / FOLDER / 'mlflow.db'}"
 
 
 class MLflow(Sink):
@@ -57,11 +64,11 @@ class MLflow(Sink):
         for library in ("mlflow", "alembic"):  # they tell of every table of a new database
             logging.getLogger(library).setLevel(logging.WARNING)
 
-        folder = opening.root / "mlflow"
+        folder = opening.root / FOLDER
         if self._uri is None:
             folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder) if self._uri is None else _anybody():
-            self._client = MlflowClient(self._uri or f"sqlite:///{folder / 'mlflow.db'}")
+            self._client = MlflowClient(self._uri or database_uri(opening.root))
             experiment = self._experiment_id(
                 self._experiment or opening.name, None if self._uri else (folder / "artifacts").as_uri()
             )
