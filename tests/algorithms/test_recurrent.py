@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from llmrl.algorithms.minibatches import SequenceMinibatches
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.seeding import Seeds
-from llmrl.networks.actor_critic import ActorCritic, NetworkSettings, RecurrentLayer
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
+from llmrl.networks.recurrent_layer import RecurrentLayer
 from llmrl.rollout.collector import Collector
 from recall_game import RecallGame
 
