@@ -7,7 +7,7 @@ import pytest
 from experiments import compose, run
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.societies import STEPS, steps_per_second
+from llmrl.loops.rehearsals import STEPS, steps_per_second
 
 SMALL = ("env=escape_room", "principal=ucb", "env.n_envs=8", "design.candidates=2", "design.adapt_rounds=3")
 

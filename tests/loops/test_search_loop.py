@@ -329,6 +329,11 @@ class TestStop:
         )
         assert [p | {} for p in free[3]] == stopped[3] and summary(stopped[1])["solved"] is False
 
+    def test_the_plan_has_the_most_episodes(self, tmp_path, capsys):
+        run(*SMALL, *self.COMMON, "search.stop_at=50", "dry_run=true", f"output_root={tmp_path}")
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "at most 240," in said and "at a confirmed mean return of 50" in said, "30 x 4, and as many to confirm"
+
     def test_external_algorithms_refuse_it(self, tmp_path):
         with pytest.raises(ConfigError, match=r"search\.stop_at"):
             run("env=cartpole", "agent=sb3", "search.stop_at=100", f"output_root={tmp_path}")

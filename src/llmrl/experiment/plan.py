@@ -19,8 +19,7 @@ from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from llmrl.loops.rehearsals import seconds_of
-from llmrl.loops.societies import steps_per_second
+from llmrl.loops.rehearsals import seconds_of, steps_per_second
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
 from llmrl.run.progress_bar import duration
 

@@ -21,8 +21,7 @@ from llmrl.experiment.run_batching_key import why_alone
 from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
-from llmrl.loops.rehearsals import seconds_of
-from llmrl.loops.societies import steps_per_second
+from llmrl.loops.rehearsals import seconds_of, steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import duration

@@ -1,4 +1,4 @@
-"""The time that loops other than mechanism design take on this machine, from a few steps or episodes."""
+"""The time that loops take on this machine, from a few steps or episodes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,47 @@ from llmrl.loops.loop_parts import min_rollout_steps
 from llmrl.loops.play import PlayLoop
 from llmrl.loops.search import SearchLoop
 from llmrl.loops.search_settings import warmup_vectors
+from llmrl.loops.societies import Adaptation
 from llmrl.rollout.collector import Collector
 
-_WARM_UP_STEPS = 4
-"""Steps before the timed ones, in which libraries prepare themselves."""
-_STEPS = 24
+STEPS = 50
 """Timed steps of every game, if an update can learn from so few."""
+_WARM_UP_STEPS = 5
+"""Steps before them, in which libraries prepare themselves."""
 _EPISODES = 4
 """Timed episodes of policy search."""
 
 
-def seconds_of(loop: Loop, seeds: Seeds) -> float | None:
-    """Return the time of a run of a loop, seconds, without replies of language models; None if it cannot be measured.
+def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
+    """Return the environment steps a second, summed over games, of adapting societies; agents have learned a little
+    then.
 
-    Games of a search and of play are taken to last as long as the horizon. The state of `loop` is changed: a loop that
-    was timed cannot be run.
+    Updates on a few steps stand for those of a whole round, as their cost grows with the steps.
+    """
+    spec, societies = adaptation.collector.spec, adaptation.societies
+    assert spec.mechanism is not None
+    vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
+    nodes = [seeds] * societies.candidates
+
+    needed = min_rollout_steps(societies.agents, societies.games)
+
+    def rehearsal(steps: int) -> Requests[float]:
+        begun = time.perf_counter()
+        rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
+        if societies.agents[0].learns:
+            yield societies.learn(rollout, nodes)
+        return time.perf_counter() - begun
+
+    serve(rehearsal(max(_WARM_UP_STEPS, needed)))
+    steps = max(STEPS, needed)
+    return steps * spec.n_envs / serve(rehearsal(steps))
+
+
+def seconds_of(loop: Loop, seeds: Seeds) -> float | None:
+    """Return the seconds of a run of a loop other than mechanism design, without replies of language models.
+
+    None: it cannot be measured. Games of a search and of play are taken to last as long as the horizon. The state of
+    `loop` is changed: a loop that was timed cannot be run.
 
     Args:
         loop: loop that has not begun.
@@ -40,21 +66,21 @@ def seconds_of(loop: Loop, seeds: Seeds) -> float | None:
     if isinstance(loop, SearchLoop):
         return _seconds_of_search(loop)
     if isinstance(loop, PlayLoop) and loop.env.spec.horizon is not None:
-        seconds = serve(_timed_steps(loop.collector, _STEPS, seeds, _WARM_UP_STEPS))
-        return seconds / _STEPS * loop.env.spec.horizon * loop.waves
+        seconds = serve(_timed_steps(loop.collector, STEPS, seeds, _WARM_UP_STEPS))
+        return seconds / STEPS * loop.env.spec.horizon * loop.waves
     return None
 
 
 def _seconds_of_learning(loop: LearnLoop, seeds: Seeds) -> float:
     spec, settings = loop.env.spec, loop.settings
-    steps = min(loop.rollout_steps, max(_STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
+    steps = min(loop.rollout_steps, max(STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
     learning = serve(_timed_steps(loop.collector, steps, seeds, min(steps, _WARM_UP_STEPS), loop.agent))
     seconds = learning / steps * loop.rollout_steps * loop.updates
     if spec.horizon is not None:
-        playing = serve(_timed_steps(loop.collector, _STEPS, seeds, 0))
+        playing = serve(_timed_steps(loop.collector, STEPS, seeds, 0))
         evaluations = 1 + (max(0, loop.updates - 1) // settings.evaluate_every if settings.evaluate_every else 0)
         waves = -(-settings.evaluate_episodes // spec.n_envs)
-        seconds += playing / _STEPS * spec.horizon * waves * evaluations
+        seconds += playing / STEPS * spec.horizon * waves * evaluations
     return seconds
 
 

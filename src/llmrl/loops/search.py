@@ -116,9 +116,15 @@ class SearchLoop:
 
     @property
     def total_episodes(self) -> int:
-        """Most episodes of the whole search, race included; those that evaluate what it found are not among them."""
+        """Most episodes of the whole search, confirmations and race included; those that evaluate what it found are not
+        among them."""
         each = self.candidates * self.episodes + self.settings.extra_rollout
+        each += 0 if self.settings.stop_at is None else self.episodes
         return self.warmup * self.warmup_episodes + self.iterations * each + self.race_episodes
+
+    @property
+    def _may_end_early(self) -> bool:
+        return bool(self.settings.race) or self.settings.stop_at is not None
 
     @property
     def proposals(self) -> int:
@@ -140,7 +146,7 @@ class SearchLoop:
             ),
             ("  race", self._told_of_race()),
             ("  best so far", self.evaluations.description),
-            ("episodes", f"{'at most ' if self.settings.race else ''}{self.total_episodes:,}{longest}"),
+            ("episodes", f"{'at most ' if self._may_end_early else ''}{self.total_episodes:,}{longest}"),
         ]
 
     def estimate(self) -> CallEstimate | None:

@@ -1,10 +1,8 @@
-"""The societies of a design run: whose the games are, what each draws, how they adapt to what is imposed on them, and
-how fast that is here."""
+"""The societies of a design run: whose the games are, what each draws, and how they adapt to a mechanism."""
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,14 +12,7 @@ from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.loops.compute_requests import DifferentiableUpdate, PlayEpisode, PlaySteps, Requests, Update
-from llmrl.loops.executor import serve
-from llmrl.loops.loop_parts import min_rollout_steps
 from llmrl.rollout.collector import Collector
-
-STEPS = 50
-"""Steps of every game that `steps_per_second` times, if an update can learn from so few."""
-_FIRST = 5
-"""Steps before them, in which libraries make ready."""
 
 
 class Societies:
@@ -183,28 +174,3 @@ def derived(nodes: Sequence[Seeds], name: str, index: int) -> list[Seeds]:
     """Return the child `name`/`index` of each node; equal objects stay equal objects."""
     children = {id(node): node.child(name).child(index) for node in nodes}
     return [children[id(node)] for node in nodes]
-
-
-def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
-    """Return the environment steps a second, summed over games, of adapting societies; agents have learned a little
-    then.
-
-    Updates on a few steps stand for those of a whole round, as their cost grows with the steps.
-    """
-    spec, societies = adaptation.collector.spec, adaptation.societies
-    assert spec.mechanism is not None
-    vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
-    nodes = [seeds] * societies.candidates
-
-    needed = min_rollout_steps(societies.agents, societies.games)
-
-    def rehearsal(steps: int) -> Requests[float]:
-        begun = time.perf_counter()
-        rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
-        if societies.agents[0].learns:
-            yield societies.learn(rollout, nodes)
-        return time.perf_counter() - begun
-
-    serve(rehearsal(max(_FIRST, needed)))
-    steps = max(STEPS, needed)
-    return steps * spec.n_envs / serve(rehearsal(steps))

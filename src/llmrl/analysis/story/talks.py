@@ -145,7 +145,7 @@ def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
     if last is None:
         return None
     number, call = last
-    messages = [each["content"] for each in call["messages"] if isinstance(each["content"], str)]
+    messages = [each["content"] for each in call.get("messages", ()) if isinstance(each["content"], str)]
     return Exchange(name, f"principal, call {number}", end_of("\n".join(messages)), beginning_of(str(call["reply"])))
 
 
