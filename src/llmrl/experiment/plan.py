@@ -19,7 +19,7 @@ from llmrl.llms.scripted import ScriptedChat
 from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from llmrl.loops.rehearsals import seconds_of, steps_per_second
+from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
 from llmrl.run.progress_bar import duration
 
@@ -84,9 +84,9 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     if isinstance(loop, DesignLoop):
         rate = steps_per_second(loop.adaptation, seeds)
         waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
-        told = f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
-        return [("time", told)]
-    seconds = seconds_of(loop, seeds)
+        text = f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
+        return [("time", text)]
+    seconds = estimate_seconds(loop, seeds)
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
     longest = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"

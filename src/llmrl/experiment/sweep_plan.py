@@ -21,7 +21,7 @@ from llmrl.experiment.run_batching_key import why_alone
 from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
-from llmrl.loops.rehearsals import seconds_of, steps_per_second
+from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import duration
@@ -241,7 +241,7 @@ def _timed(config: Mapping[str, Any], rows: int) -> float | None:
         seeds = Seeds(config["seed"]).child("rehearsal")
         if isinstance(loop, DesignLoop):
             return steps_per_second(loop.adaptation, seeds)
-        seconds = seconds_of(loop, seeds)
+        seconds = estimate_seconds(loop, seeds)
         return None if seconds is None else config["learn"]["env_steps"] / seconds
     finally:
         parts.close()

@@ -40,38 +40,38 @@ def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
     needed = min_rollout_steps(societies.agents, societies.games)
 
     def rehearsal(steps: int) -> Requests[float]:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
         if societies.agents[0].learns:
             yield societies.learn(rollout, nodes)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     serve(rehearsal(max(_WARM_UP_STEPS, needed)))
     steps = max(STEPS, needed)
     return steps * spec.n_envs / serve(rehearsal(steps))
 
 
-def seconds_of(loop: Loop, seeds: Seeds) -> float | None:
+def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
     """Return the seconds of a run of a loop other than mechanism design, without replies of language models.
 
     None: it cannot be measured. Games of a search and of play are taken to last as long as the horizon. The state of
     `loop` is changed: a loop that was timed cannot be run.
 
     Args:
-        loop: loop that has not begun.
+        loop: loop that has not started.
         seeds: seed node of the timed steps.
     """
     if isinstance(loop, LearnLoop):
-        return _seconds_of_learning(loop, seeds)
+        return _estimate_learning(loop, seeds)
     if isinstance(loop, SearchLoop):
-        return _seconds_of_search(loop)
+        return _estimate_search(loop)
     if isinstance(loop, PlayLoop) and loop.env.spec.horizon is not None:
         seconds = serve(_timed_steps(loop.collector, STEPS, seeds, _WARM_UP_STEPS))
         return seconds / STEPS * loop.env.spec.horizon * loop.waves
     return None
 
 
-def _seconds_of_learning(loop: LearnLoop, seeds: Seeds) -> float:
+def _estimate_learning(loop: LearnLoop, seeds: Seeds) -> float:
     spec, settings = loop.env.spec, loop.settings
     steps = min(loop.rollout_steps, max(STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
     learning = serve(_timed_steps(loop.collector, steps, seeds, min(steps, _WARM_UP_STEPS), loop.agent))
@@ -84,17 +84,17 @@ def _seconds_of_learning(loop: LearnLoop, seeds: Seeds) -> float:
     return seconds
 
 
-def _seconds_of_search(loop: SearchLoop) -> float | None:
+def _estimate_search(loop: SearchLoop) -> float | None:
     if loop.env.spec.horizon is None:
         return None
     vectors = warmup_vectors(loop.space, "uniform", 1, np.random.default_rng(0))
     seeds = np.arange(_EPISODES, dtype=np.uint64)
 
     def play() -> Requests[float]:
-        yield loop.evaluation_of(vectors, seeds)  # starts the workers
-        begun = time.perf_counter()
-        found = yield loop.evaluation_of(vectors, seeds)
-        return (time.perf_counter() - begun) / float(found.lengths.sum())
+        yield loop.evaluation_request(vectors, seeds)  # starts the workers
+        start = time.perf_counter()
+        found = yield loop.evaluation_request(vectors, seeds)
+        return (time.perf_counter() - start) / float(found.lengths.sum())
 
     episodes = loop.total_episodes + loop.evaluations.episodes
     return serve(play()) * episodes * loop.env.spec.horizon
@@ -111,13 +111,13 @@ def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, a
         agent: agent that learns from the steps; None: nobody learns.
     """
     yield Begin(collector, seeds.integer("games"))
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for n in filter(None, (warm_up, steps)):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         rollout = yield PlaySteps(
             collector=collector, steps=n, actions=[seeds.integer("actions")], learn=agent is not None
         )
         if agent is not None and n >= min_rollout_steps([agent], collector.spec.n_envs):
             minibatches = [seeds.integer("minibatches")]
             yield Update(agents=[agent], rollout=rollout, minibatches=minibatches, stacked=False)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

@@ -176,7 +176,7 @@ class SearchLoop:
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressDisplay) -> Requests[None]:
-        found = yield self.evaluation_of(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
+        found = yield self.evaluation_request(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, found)
         self._count(found)
         metrics = self._tell(self.warmup_vectors, found, [{}] * self.warmup)
@@ -192,7 +192,7 @@ class SearchLoop:
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
         vectors, found = yield from self._try(self.space.rounded(asked, clip=False), seeds)
         if self.settings.extra_rollout:
-            self._count((yield self.evaluation_of(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
+            self._count((yield self.evaluation_request(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
         self.iteration += 1
         metrics = self._tell(vectors, found, _notes(self.principal, len(vectors)))
         self.returns.append(float(found.returns.mean()))
@@ -213,7 +213,7 @@ class SearchLoop:
     def _confirm(self, vector: np.ndarray, level: float) -> Requests[None]:
         """Play as many fresh episodes of a vector; the search is solved if their mean return reaches `level`, too."""
         vectors = vector[None]
-        found = yield self.evaluation_of(vectors, self._seeds_of(f"confirmation {self.iteration}", self.episodes))
+        found = yield self.evaluation_request(vectors, self._seeds_of(f"confirmation {self.iteration}", self.episodes))
         self._check(vectors, found)
         self._count(found)
         self.solved = float(found.returns.mean()) >= level
@@ -225,7 +225,7 @@ class SearchLoop:
             self.race = Race(np.array([each.vector for each in first]), self.settings.race_rounds)
         while not self.race.over:
             vectors = self.race.vectors[self.race.left]
-            found = yield self.evaluation_of(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            found = yield self.evaluation_request(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
             self._check(vectors, found)
             self._count(found)
             self.race.tell(list(found.returns))
@@ -254,16 +254,16 @@ class SearchLoop:
             ConfigError: a return is no number.
         """
         traced = getattr(self.principal, "episode_steps", 0)
-        found = yield self.evaluation_of(vectors, seeds, traced)
+        found = yield self.evaluation_request(vectors, seeds, traced)
         failed = ~np.isfinite(found.returns).all(1)
         if failed.any() and isinstance(self.principal, ReplacesFailed):
             vectors = self.space.rounded(self.principal.replacement_for(vectors, failed), clip=False)
-            found = yield self.evaluation_of(vectors, seeds, traced)
+            found = yield self.evaluation_request(vectors, seeds, traced)
         self._check(vectors, found)
         self._count(found)
         return vectors, found
 
-    def evaluation_of(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
+    def evaluation_request(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
         """Return the request of an episode of each vector [q, d] from each of `seeds` [k]."""
         return EvaluateController(
             env=self.env,
@@ -341,7 +341,7 @@ class SearchLoop:
         """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
         vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
-        return self.evaluation_of(vector, seeds)
+        return self.evaluation_request(vector, seeds)
 
     def _seeds_of(self, name: str, n: int) -> np.ndarray:
         return episode_seeds(self.seeds.child(name), n)
