@@ -8,7 +8,7 @@ EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,worlds,sb3,plots,video,lo
 # Tests start hundreds of processes, each of which would compile the package and what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-again test-long test-fast test-hydra-next lint format bench mutants matrix docs clean
+.PHONY: install demo test test-again test-long test-fast test-hydra-next test-lowest lint format bench mutants matrix docs clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
@@ -36,6 +36,9 @@ test-fast: install  ## nothing slow, and no processes
 
 test-hydra-next: install  ## what stands on Hydra, against its next version
 	scripts/hydra_next.sh
+
+test-lowest: install  ## nothing slow, with the lowest versions of direct dependencies that pyproject.toml allows
+	scripts/lowest_versions.sh
 
 lint: install
 	$(BIN)/ruff check .

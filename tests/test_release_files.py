@@ -9,6 +9,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import llmrl
 
@@ -72,3 +73,28 @@ def test_pages_name_files_that_are_there(name):
     for code, link in named:
         path = code or link
         assert (ROOT / path).exists() or (ROOT / "src" / "llmrl" / path).exists(), path
+
+
+def read_pins(name):
+    """Return the versions that a file of requirements names, by normalized name of the package."""
+    lines = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", (ROOT / name).read_text(), re.MULTILINE)
+    return {canonicalize_name(package): version for package, version in lines}
+
+
+def test_the_lock_has_the_pinned_versions_and_every_direct_dependency():
+    """After a change of pyproject.toml or constraints.txt: scripts/lock.sh."""
+    lock, pins = read_pins("requirements.lock"), read_pins("constraints.txt")
+    shared = lock.keys() & pins.keys()
+    assert len(shared) > 200 and not {name: lock[name] for name in shared if lock[name] != pins[name]}
+    extras = PROJECT["optional-dependencies"]
+    direct = [*PROJECT["dependencies"], *(each for name in extras.keys() - {"gpu", "inspect"} for each in extras[name])]
+    for each in map(Requirement, direct):
+        name = canonicalize_name(each.name)
+        assert name in lock and each.specifier.contains(lock[name]), each
+
+
+def test_the_lock_has_hashes_and_no_addresses():
+    text = (ROOT / "requirements.lock").read_text()
+    requirements = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert len(requirements) > 250 and all("--hash=sha256:" in each for each in requirements)
+    assert not re.search(r"https?://|file:|^--", text, re.MULTILINE)

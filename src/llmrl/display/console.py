@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -37,6 +38,20 @@ def terminal() -> Console:
 def print_line(text: object) -> None:
     """Print a line without wrapping it, with control characters spelled out."""
     sys.stdout.write(f"{printable(text)}\n")
+
+
+def print_link(text: str, address: str) -> None:
+    """Print a text that links to an address in terminals; in files the address itself follows the text.
+
+    Args:
+        text: what the address shows.
+        address: a URL of any length.
+    """
+    console = terminal()
+    if console.is_terminal:
+        console.print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
+    else:
+        print_line(f"{text}: {address}")
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from llmrl.display.console import near, print_line, terminal
+from llmrl.display.console import near, print_line, print_link, terminal
 from llmrl.display.run_summary import record, validity_warning_of
 from llmrl.run.status import SUMMARY_NAME
 
@@ -97,7 +97,7 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
 
 
 def print_first_screen(folder: Path) -> None:
-    """Write the means of a folder's groups for TensorBoard, and print a link to these. Nothing is printed if there are
+    """Write the means of a folder's groups for TensorBoard, and print a link to them. Nothing is printed if there are
     no groups to compare, or no finished run has a TensorBoard log."""
     from llmrl.analysis.first_screen import write_first_screen
     from llmrl.analysis.runs import read_runs
@@ -109,7 +109,7 @@ def print_first_screen(folder: Path) -> None:
         print_line(f"TensorBoard has no means of the groups: {error}")
         return
     if screen is not None:
-        print_line(f"In it the means of the groups: {screen.link}")
+        print_link("Means of the groups, with TensorBoard on its usual port", screen.link)
 
 
 def common_folder(folders: Sequence[Path]) -> Path:
