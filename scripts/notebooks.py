@@ -1,13 +1,16 @@
 """Writes the notebooks of the tutorials, `docs/learn/*.ipynb`, from their pages, which are the source.
 
-A block of bash or Python becomes a cell, all else text between them; nothing is executed.
+A block of bash or Python becomes a cell, all else text between them. Stored outputs of unchanged cells remain.
 
 python scripts/notebooks.py
+python scripts/notebooks.py --execute [govern_a_village ...]     # runs the cells and stores their outputs: up to half an hour
 """
 
 from __future__ import annotations
 
+import argparse
 import re
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -23,6 +26,9 @@ from pathlib import Path
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}\""""
 """The first cell: a kernel need not have been started from an activated environment."""
+
+LARGEST_IMAGE = 400_000
+"""Most characters of a stored picture, base64; films have megabytes."""
 
 
 def pages() -> list[Path]:
@@ -44,15 +50,79 @@ def notebook(page: str) -> nbformat.NotebookNode:
     return new_notebook(cells=cells, metadata=metadata)
 
 
-def written(page: Path) -> str:
-    """The file that belongs beside a page."""
-    return nbformat.writes(notebook(page.read_text(encoding="utf-8"))) + "\n"
+def is_executed(source: str) -> bool:
+    """Return whether `--execute` runs a cell: commands for hosted models need a key and cost money."""
+    return "llm=gpt" not in source
+
+
+def copy_outputs(target: nbformat.NotebookNode, source: nbformat.NotebookNode) -> None:
+    """Copy the outputs of cells in `source` to those cells of `target` that have the same text."""
+    stored = {cell.source: cell for cell in source.cells if cell.cell_type == "code"}
+    for cell in target.cells:
+        if cell.cell_type == "code" and cell.source in stored:
+            cell.outputs = stored[cell.source].outputs
+            cell.execution_count = stored[cell.source].execution_count
+
+
+def execute(made: nbformat.NotebookNode, folder: Path) -> None:
+    """Run the cells of a notebook in `folder`, and store what they print and show.
+
+    Args:
+        made: the notebook; its code cells get outputs.
+        folder: working directory of the cells. Its path is left out of outputs.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed.
+    """
+    import nbclient
+
+    executed = nbformat.v4.new_notebook(metadata=made.metadata)
+    executed.cells = [cell for cell in made.cells if cell.cell_type == "code" and is_executed(cell.source)]
+    place = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(executed, timeout=3600, startup_timeout=300, resources=place).execute()
+    for cell in executed.cells:
+        cell.metadata = {}  # times of execution
+        cell.outputs = [shortened(output, folder) for output in cell.outputs]
+    copy_outputs(made, executed)
+
+
+def shortened(output: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
+    """Leave the path of `folder` out of an output, and pictures of more than `LARGEST_IMAGE` characters."""
+    if "text" in output:
+        output["text"] = output["text"].replace(f"{folder}/", "")
+    for kind, value in list(output.get("data", {}).items()):
+        if kind.startswith("image/") and len(value) > LARGEST_IMAGE:
+            del output["data"][kind]
+            output["data"]["text/plain"] = f"a picture of {len(value) * 3 // 4 / 1e6:.1f} MB, shown when the cell runs"
+    return output
+
+
+def written(page: Path, executed: bool = False) -> str:
+    """Return the content of the file that belongs beside a page.
+
+    Args:
+        page: a tutorial.
+        executed: whether to run the cells; else outputs are those of the file that is there.
+    """
+    made = notebook(page.read_text(encoding="utf-8"))
+    path = page.with_suffix(".ipynb")
+    if executed:
+        with tempfile.TemporaryDirectory() as folder:
+            execute(made, Path(folder).resolve())
+    elif path.exists():
+        copy_outputs(made, nbformat.read(path, as_version=4))
+    return nbformat.writes(made) + "\n"
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all of them, or those that are named."""
+    parser = argparse.ArgumentParser(description="Write the notebooks of the tutorials from their pages.")
+    parser.add_argument("names", nargs="*", help="names of pages; without any, all")
+    parser.add_argument("--execute", action="store_true", help="run the cells and store their outputs")
+    arguments = parser.parse_args()
     for page in pages():
-        page.with_suffix(".ipynb").write_text(written(page), encoding="utf-8")
+        if page.stem in (arguments.names or [page.stem]):
+            page.with_suffix(".ipynb").write_text(written(page, arguments.execute), encoding="utf-8")
 
 
 if __name__ == "__main__":

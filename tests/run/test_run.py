@@ -386,6 +386,18 @@ def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
     assert "train 400/1000 steps (40.0%)" in caplog.text
 
 
+def test_the_first_line_comes_early(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    monkeypatch.setattr("llmrl.run.progress_bar.time.monotonic", lambda: now)
+    times = []
+    with caplog.at_level(logging.INFO), ProgressBar(1000, "steps", "learn", terminal=False) as progress:
+        for now in map(float, range(1, 140)):
+            lines = len(caplog.records)
+            progress.update(now)
+            times += [now] * (len(caplog.records) - lines)
+    assert times == [10.0, 70.0, 130.0]
+
+
 def test_the_first_steps_do_not_count_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("llmrl.run.progress_bar.time.monotonic", lambda: now)

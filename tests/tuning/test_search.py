@@ -98,6 +98,19 @@ def test_a_search_from_one_command_to_the_best_again(tmp_path, options_folder):
     assert code == 1 and "agent.pause_s was not given and is 1" in printed
 
 
+@pytest.mark.slow
+def test_a_pruned_trial_is_spared_its_other_seeds(tmp_path, options_folder):
+    arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", "hydra.sweeper.trials=6", "hydra.sweeper.sampler=random")
+    more = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1")
+    code, printed = search(*arguments, *more, cwd=tmp_path, folder=options_folder)
+    assert code == 0, printed
+    states = [row["state"] for row in trials(tmp_path)]
+    pruned = states.count("pruned")
+    assert 0 < pruned < 6 and states.count("finished") == 6 - pruned
+    assert len(read_runs(tmp_path / "outputs")) == 12 - pruned
+    assert all(row["seed=0"] and not row["seed=1"] for row in trials(tmp_path) if row["state"] == "pruned")
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "llmrl"])

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -35,6 +36,8 @@ def settings(**changes):
         "aggregate": "mean",
         "sampler": "tpe",
         "sampler_seed": 0,
+        "pruner": "none",
+        "pruner_startup_trials": 2,
         "max_failures": 3,
     }
     return TuningSettings(**{**usual, **changes})
@@ -74,6 +77,47 @@ def test_samplers_of_different_seeds_do_not_share_trials(tmp_path):
     small = search(tmp_path / "small", sampler="random", sampler_seed=7)
     large = search(tmp_path / "large", sampler="random", sampler_seed=2**32 + 7)
     assert not {trial.overrides[0] for trial in small} & {trial.overrides[0] for trial in large}
+
+
+def search_with_pruning(folder, stop_after=None, **changes):
+    """Search seed by seed; die after so many results if asked to."""
+    steps = itertools.count(1)
+    with opened(folder, seeds=("0", "1", "2"), pruner="median", parallel_trials=1, **changes) as study:
+        while batch := study.next_batch():
+            [trial] = batch
+            results = []
+            for seed in study.seeds:
+                results.append(score(trial, seed))
+                if next(steps) == stop_after:
+                    return None
+                if len(results) == len(study.seeds):
+                    study.tell(trial, results)
+                elif study.prune(trial, results) is not None:
+                    break
+        return study.trials()
+
+
+def test_trials_below_the_median_are_pruned_after_their_first_seed(tmp_path):
+    trials = search_with_pruning(tmp_path, sampler="random")
+    assert len(trials) == 12 and {trial.state for trial in trials} == {"finished", "pruned"}
+    assert {len(trial.results) for trial in trials if trial.state == "pruned"} == {1}
+    finished = []
+    for i, trial in enumerate(trials):
+        first = score(trial, 0)
+        unpromising = len(finished) >= 2 and first < statistics.median(finished)
+        assert (trial.state == "pruned") == unpromising, i
+        assert (trial.value is None) == unpromising
+        finished += [] if unpromising else [first]
+    with opened(tmp_path, seeds=("0", "1", "2"), pruner="median", parallel_trials=1, sampler="random") as study:
+        assert [trial.state for trial in study.ranking()] == ["finished"] * len(finished)
+
+
+def test_a_pruned_search_broken_off_anywhere_ends_like_another(tmp_path):
+    whole = search_with_pruning(tmp_path / "whole")
+    for stop_after in (1, 2, 8, 15):
+        folder = tmp_path / str(stop_after)
+        assert search_with_pruning(folder, stop_after) is None
+        assert search_with_pruning(folder) == whole
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])

@@ -37,6 +37,7 @@ class OptunaSweeper(LaunchingSweeper):
     def __init__(self, params: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(params)
         self.settings = settings
+        self._launched = 0
 
     def sweep(self, arguments: list[str]) -> None:
         from llmrl.run.command_exit import ending
@@ -65,15 +66,10 @@ class OptunaSweeper(LaunchingSweeper):
         seeds = sought.seeds or [str(first[SEED])]
         if hasattr(self.launcher, "swept"):
             self.launcher.swept = set(sought.space)  # the names of runs say what was tried
-        launched = failures = 0
+        failures = 0
         with Study(folder, settings, sought.space, seeds, sought.fixed) as study:
             while batch := study.next_batch():
-                jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in batch for seed in seeds]
-                results = [_result(job) for job in self._launch(jobs, launched)]
-                launched += len(jobs)
-                told = [
-                    study.tell(trial, results[i * len(seeds) : (i + 1) * len(seeds)]) for i, trial in enumerate(batch)
-                ]
+                told = self._evaluate(sought, study, batch)
                 study.write(self._command(sought, study))
                 _show(f"Search '{settings.study}'", study, told)
                 for trial in told:
@@ -85,6 +81,33 @@ class OptunaSweeper(LaunchingSweeper):
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
             self._report(sought, study)
+
+    def _evaluate(self, sought: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
+        """Compute the runs of some trials, and record their results.
+
+        Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
+        """
+        waves = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
+        results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
+        ended: dict[int, TuningTrial] = {}
+        for wave in waves:
+            running = [trial for trial in batch if trial.number not in ended]
+            if not running:
+                break
+            jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
+            found = [_result(job) for job in self._launch(jobs, self._launched)]
+            self._launched += len(jobs)
+            for i, trial in enumerate(running):
+                each = results[trial.number]
+                each += found[i * len(wave) : (i + 1) * len(wave)]
+                values = [result for result in each if not isinstance(result, str)]
+                if len(values) < len(each):  # failed, whatever other seeds would bring
+                    ended[trial.number] = study.tell(trial, each + ["not run"] * (len(study.seeds) - len(each)))
+                elif len(each) == len(study.seeds):
+                    ended[trial.number] = study.tell(trial, each)
+                elif (pruned := study.prune(trial, values)) is not None:
+                    ended[trial.number] = pruned
+        return [ended[trial.number] for trial in batch]
 
     def _launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
         """Compute the runs, and wait for those that were being computed already: jobs of a cluster, for one, outlive
@@ -148,6 +171,7 @@ class OptunaSweeper(LaunchingSweeper):
 
         ranking = study.ranking()
         failed = [trial for trial in study.trials() if trial.state == "failed"]
+        pruned = [trial for trial in study.trials() if trial.state == "pruned"]
         _show(f"Search '{study.settings.study}', best trials", study, ranking[:_SHOWN])
         if failed:
             _show("Failed trials", study, failed[-_SHOWN:])
@@ -158,7 +182,7 @@ class OptunaSweeper(LaunchingSweeper):
         print_rows(
             f"Search '{study.settings.study}'",
             [
-                ("trials", f"{len(ranking)} finished, {len(failed)} failed"),
+                ("trials", f"{len(ranking)} finished, {len(pruned)} pruned, {len(failed)} failed"),
                 *rows,
                 ("all trials", str(study.folder / TRIALS_NAME)),
                 ("best trial", str(study.folder / BEST_NAME)),
@@ -228,5 +252,5 @@ def _show(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:
         cells = [r if isinstance(r, str) else f"{r:.4g}" for r in results]
         value = trial.state if trial.value is None else f"{trial.value:.4g}"
         rows.append([str(trial.number), " ".join(trial.overrides), value, *cells])
-    done = sum(trial.state == "finished" for trial in study.trials())
-    print_table(f"{title} ({done} of {study.settings.trials} trials finished)", columns, rows)
+    done = sum(trial.state in ("finished", "pruned") for trial in study.trials())
+    print_table(f"{title} ({done} of {study.settings.trials} trials)", columns, rows)

@@ -29,6 +29,9 @@ _WARM_UP_SHARE = 0.01
 MOST_TOLD = 80
 """Letters of a proposal that are shown."""
 
+FIRST_LOG_S = 10.0
+"""Seconds until the first log line: a user sees early that numbers arrive, and what they are like."""
+
 
 class ProgressBar:
     """Counts `done` of `total` `unit`s.
@@ -39,7 +42,8 @@ class ProgressBar:
         description: what is being done, e.g. `train`.
         done: where counting starts (a resumed run does not start at zero).
         report: called with the numbers at most every `report_every_s` seconds, and at the end.
-        log_every_s: seconds between log lines where there is neither terminal nor notebook.
+        log_every_s: seconds between log lines where there is neither terminal nor notebook; the first one comes after
+            `FIRST_LOG_S`, if that is sooner.
         terminal: whether to draw a bar; None: if standard error is a terminal.
     """
 
@@ -66,7 +70,7 @@ class ProgressBar:
         self._row: DisplayRow | None = None
         self._files = files_here()
         self._first_done = done
-        self._warm = False
+        self._warm = self._logged = False
         self._first_time = self._last_report = self._last_log = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
@@ -111,8 +115,8 @@ class ProgressBar:
         elif self._line is not None:
             if self._line.due:
                 self._line.update(str(self), self._share)
-        elif now - self._last_log >= self._log_every_s:
-            self._last_log = now
+        elif now - self._last_log >= (self._log_every_s if self._logged else min(FIRST_LOG_S, self._log_every_s)):
+            self._last_log, self._logged = now, True
             self._log()
         if self._row is not None:
             self._show()

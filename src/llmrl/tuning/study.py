@@ -33,6 +33,7 @@ from llmrl.run.ownership import Ownership
 from llmrl.tuning.space import Space, overrides
 
 if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
@@ -61,6 +62,8 @@ class TuningSettings:
     aggregate: Literal["mean", "median", "iqm", "min", "max"]
     sampler: Literal["tpe", "random"]
     sampler_seed: NonNegativeInt
+    pruner: Literal["none", "median"]
+    pruner_startup_trials: PositiveInt
     max_failures: PositiveInt
 
 
@@ -69,14 +72,14 @@ class TuningTrial:
     """One choice of parameters; `overrides` set them.
 
     Attributes:
-        state: `running` until every seed has been told of.
+        state: `running` until every seed has a result, or the trial is pruned.
         value: the aggregate over seeds; None unless `finished`.
-        results: by seed; empty while running.
+        results: by seed; empty while running, of the first seeds alone if pruned.
     """
 
     number: int
     overrides: list[str]
-    state: Literal["running", "finished", "failed"] = "running"
+    state: Literal["running", "finished", "failed", "pruned"] = "running"
     value: float | None = None
     results: Mapping[str, Result] = field(default_factory=dict)
 
@@ -136,20 +139,20 @@ class Study:
     def trials(self) -> list[TuningTrial]:
         """All trials by number, without those of which a killed process had not yet drawn all parameters."""
         results = self._study.user_attrs
-        names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed"}
+        names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed", "PRUNED": "pruned"}
         return [
             TuningTrial(
                 trial.number,
                 overrides(self.space, trial.params),
                 names[trial.state.name],  # type: ignore[arg-type]
-                trial.value,
+                trial.value if trial.state.name == "COMPLETE" else None,
                 results.get(f"results of trial {trial.number}", {}),
             )
             for trial in self._whole()
         ]
 
     def next_batch(self) -> list[TuningTrial]:
-        """The trials to run now; empty when there are enough.
+        """The trials to run now; empty when there are enough that are finished or pruned.
 
         What a killed search left comes first, and alone: the next trials are drawn when as much is known as would have
         been known without the kill.
@@ -157,7 +160,7 @@ class Study:
         from optuna.trial import TrialState
 
         trials = self.trials()
-        missing = self.settings.trials - sum(trial.state == "finished" for trial in trials)
+        missing = self.settings.trials - sum(trial.state in ("finished", "pruned") for trial in trials)
         size = max(0, min(self.settings.parallel_trials, missing))
         if left := [trial for trial in trials if trial.state == "running"][:size]:
             return left
@@ -190,6 +193,34 @@ class Study:
             value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
             self._study.tell(trial.number, value)
         return TuningTrial(trial.number, trial.overrides, "finished", value, by_seed)
+
+    def prune(self, trial: TuningTrial, results: Sequence[float]) -> TuningTrial | None:
+        """Record the results of a trial's first seeds, and end the trial if it is unpromising.
+
+        A trial is unpromising if its mean is worse than the median of the means that finished trials had after as many
+        seeds (Optuna's `MedianPruner`, the median stopping rule of Golovin et al., 2017, "Google Vizier", section 3.2).
+
+        Args:
+            trial: a running one.
+            results: of its first seeds, at least one and not of all.
+
+        Returns:
+            The pruned trial; None if its other seeds are to be run.
+        """
+        from optuna.trial import Trial, TrialState
+
+        by_seed = dict(zip(self.seeds, results, strict=False))
+        with self._readable():
+            [stored] = [each for each in self._whole() if each.number == trial.number]
+            if len(results) not in stored.intermediate_values:  # a search that goes on repeats what is stored
+                # Study.ask returned this trial to another process, or before others.
+                Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
+                [stored] = [each for each in self._whole() if each.number == trial.number]
+            if not self._pruner().prune(self._study, stored):
+                return None
+            self._study.set_user_attr(f"results of trial {trial.number}", by_seed)
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+        return TuningTrial(trial.number, trial.overrides, "pruned", None, by_seed)
 
     def ranking(self) -> list[TuningTrial]:
         """Trials with a value, the best first, earlier ones before equal later ones."""
@@ -274,6 +305,13 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+
+    def _pruner(self) -> BasePruner:
+        from optuna.pruners import MedianPruner, NopPruner
+
+        if self.settings.pruner == "none":
+            return NopPruner()
+        return MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
 
     def _purpose(self, fixed: Sequence[str]) -> dict[str, str]:
         """What the trials of a study must have in common to be compared, without what cannot change results."""
