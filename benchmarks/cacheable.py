@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from llmrl.llms.call_log import read_calls
 from llmrl.llms.litellm_chat import blocks
 
 RUNS = {
@@ -48,7 +48,7 @@ def requests_of(family: str) -> list[list[str]]:
         command = [str(train), *RUNS[family], "hardware=cpu", f"output_root={folder}"]
         subprocess.run(command, check=True, capture_output=True, text=True)
         [calls] = Path(folder).glob("*/*/s0/llm_calls.jsonl")
-        lines = [json.loads(line) for line in calls.read_text().splitlines()]
+        lines = list(read_calls(calls))
     return [[f"{m['role']}\n{_text(m['content'])}\n" for m in line["messages"]] for line in lines if "messages" in line]
 
 

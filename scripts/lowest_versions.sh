@@ -6,7 +6,7 @@ env=build/lowest
 if [ ! -x "$env/bin/pytest" ]; then
     .venv/bin/uv venv --quiet --clear --python .venv/bin/python "$env"
     .venv/bin/uv pip install --quiet --python "$env/bin/python" --resolution lowest-direct \
-        -e '.[analysis,llm,meltingpot,plots,search,slurm,tuning,video]'
+        -e '.[analysis,box2d,llm,meltingpot,mujoco,plots,search,slurm,tuning,video]'
     # The tools of the tests have no lowest versions.
     .venv/bin/uv pip install --quiet --python "$env/bin/python" pytest pytest-xdist hypothesis jsonschema
 fi

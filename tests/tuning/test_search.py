@@ -100,7 +100,13 @@ def test_a_search_from_one_command_to_the_best_again(tmp_path, options_folder):
 
 @pytest.mark.slow
 def test_a_pruned_trial_is_spared_its_other_seeds(tmp_path, options_folder):
-    arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", "hydra.sweeper.trials=6", "hydra.sweeper.sampler=random")
+    arguments = (
+        *GAME,
+        "seed=0,1",
+        "agent.skill=interval(0,1)",
+        "hydra.sweeper.trials=6",
+        "hydra.sweeper.sampler=random",
+    )
     more = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1")
     code, printed = search(*arguments, *more, cwd=tmp_path, folder=options_folder)
     assert code == 0, printed

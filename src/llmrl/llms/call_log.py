@@ -19,6 +19,7 @@ from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_all
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import kept
+from llmrl.llms.stored_values import LINE, ValueReader, ValueWriter
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Verdict(NamedTuple):
 class CallLog:
     """Append-only log at `path`: a short line before each attempt, a line for each call, a line for each verdict.
 
+    Long messages and schemas are stored once, in lines of their own (`llmrl.llms.stored_values`).
+
     The line of an attempt (`asked`) is on disk before the request is sent. The line of the call, which `settles` it, is
     written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line with its `fate`.
     The verdict on a reply is a line of its own (`judge`). Each line is a single append, so threads never mix lines. A
@@ -67,6 +70,7 @@ class CallLog:
         self.path = path
         self._lock = threading.Lock()
         self._whole = True
+        self._values = ValueWriter()
         try:
             _close_last_line(path)
             self.spent_before = _last_spent(path)
@@ -140,9 +144,8 @@ class CallLog:
             "repeat": request.repeat,
             **({"place": request.place} if request.place else {}),
             **({"named": request.model} if request.model != CHOSEN else {}),
-            "messages": kept(request.messages, self.path.parent),
-            "schema": request.schema,
         }
+        values = {"messages": kept(request.messages, self.path.parent), "schema": request.schema}
         if isinstance(result, ChatReply):
             line |= {
                 "reply": result.text,
@@ -156,18 +159,25 @@ class CallLog:
             }
         else:
             line["error"] = str(result)
-        self._write(line, budget)
+        self._write(line, budget, values=values)
         return Verdict(key, now)
 
     def lost(self) -> set[str]:
         """Return the names (`Reservation.id`) of attempts of unknown fate, including those in flight."""
         return set(_unanswered(self.path))
 
-    def _write(self, line: dict[str, Any], budget: Budget, durably: bool = False) -> None:
+    def _write(
+        self, line: dict[str, Any], budget: Budget, durably: bool = False, values: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a line with the budget's account; `values` are the request's messages and schema, if it has any."""
         with self._lock:
+            lines: list[dict[str, Any]] = []
+            if values is not None:
+                line["messages"] = [self._values.reference(each, lines) for each in values["messages"]]
+                line["schema"] = self._values.reference(values["schema"], lines)
             # Read under the lock, so that totals never fall from one line to the next.
             line["spent"] = asdict(budget.account())
-            self._append([line], durably)
+            self._append([*lines, line], durably)
 
     def judge(self, verdicts: Sequence[Verdict]) -> None:
         """Write the verdicts on replies.
@@ -198,6 +208,7 @@ class CallLog:
         try:
             _append(self.path, start + text, durably)
         except OSError as error:
+            self._values = ValueWriter()  # what was to be written may not be there
             raise _unwritable(self.path, error) from error
         self._whole = True
 
@@ -211,13 +222,19 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
     `reply` nor `error`.
     """
     lost, verdicts = _unanswered(path), {}
+    values, position = ValueReader(path), 0
     with open_file(path) as file:
         for line in file:
+            start, position = position, position + len(line)
+            if values.add(line, start):
+                continue
             verdict = as_record(line) if line.startswith(_VERDICT) else None
             if verdict is not None:
                 verdicts[address_of(verdict)] = verdict
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
+            if line.startswith(LINE) and line.endswith(b"\n"):
+                continue
             call = as_record(line.decode("utf-8", "replace"))
             if call is None:
                 logger.warning("%s, line %d: not a whole record, skipped", path, number)
@@ -226,7 +243,7 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
                     yield {**call, "unsettled": True, "lost": lost[str(call["asked"])]}
             elif JUDGED not in call and "fate" not in call:
                 call.pop("settles", None)
-                yield with_verdict(call, verdicts.get(address_of(call)))
+                yield with_verdict(values.resolve(call), verdicts.get(address_of(call)))
 
 
 def as_record(line: str | bytes) -> dict[str, Any] | None:

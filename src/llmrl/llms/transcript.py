@@ -11,6 +11,7 @@ from typing import Any
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME, JUDGED, address_of, as_record, with_verdict
+from llmrl.llms.stored_values import ValueReader
 from llmrl.llms.images import IMAGES
 
 CALLS = "llm/calls"
@@ -44,6 +45,7 @@ class Transcript:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._position = 0
+        self._values = ValueReader(self._path)
         self._ahead: dict[str, Any] | None = None  # read already, and made after the line that was asked for last
         self._unjudged: dict[tuple[str, str], dict[str, Any]] = {}
         self._exchanges = 0
@@ -81,7 +83,9 @@ class Transcript:
             for line in file:
                 if not line.endswith(b"\n"):
                     return None
-                self._position += len(line)
+                start, self._position = self._position, self._position + len(line)
+                if self._values.add(line, start):
+                    continue
                 call = as_record(line)
                 if call is None or not isinstance(call.get("time"), int | float):
                     continue
@@ -89,7 +93,7 @@ class Transcript:
                     if (judged := self._unjudged.pop(address_of(call), None)) is not None:
                         judged |= with_verdict(judged, call)
                 elif "messages" in call:  # what attempts came to stands between the calls
-                    return self._waiting(call)
+                    return self._waiting(self._values.resolve(call))
         return None
 
     def _waiting(self, call: dict[str, Any]) -> dict[str, Any]:

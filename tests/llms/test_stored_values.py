@@ -1,0 +1,84 @@
+"""Long messages and schemas of the call log are stored once, and every reader has them whole."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from full_disk import no_file_larger_than
+from llmrl.core.errors import RunFolderError
+from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
+from llmrl.llms.client import ChatClient
+from llmrl.llms.stored_values import ValueReader, ValueWriter
+from llmrl.llms.transcript import Transcript
+from models import Echo, ask
+
+RULES = "The rules of the game. " * 200
+
+
+def conversation(turns):
+    messages = [{"role": "system", "content": RULES}]
+    for turn in range(turns):
+        messages += [{"role": "user", "content": f"turn {turn}: " + "x" * 300}, {"role": "assistant", "content": "go"}]
+    return [*messages[:-1]]
+
+
+def play(path, turns):
+    model = ChatClient(Echo(), ledger=CallLog(path))
+    for turn in range(1, turns + 1):
+        request = ask("x")
+        model.chat([type(request)(tuple(conversation(turn)), schema={"enum": [f"take_{k}" for k in range(100)]})])
+
+
+def test_the_log_grows_by_what_is_new(tmp_path):
+    play(tmp_path / "short" / FILE_NAME, 10)
+    play(tmp_path / "long" / FILE_NAME, 40)
+    short, long = ((tmp_path / name / FILE_NAME).stat().st_size for name in ("short", "long"))
+    text = (tmp_path / "long" / FILE_NAME).read_text()
+    assert text.count("The rules of the game. The rules") == 100  # one message, which repeats it 200 times
+    assert text.count("take_99") == 1
+    assert long < 8 * short  # each call has references to all messages; whole messages are 16 times as much
+
+
+def test_calls_have_their_messages_and_schemas(tmp_path):
+    path = tmp_path / FILE_NAME
+    play(path, 3)
+    play(path, 2)  # another process of the same run
+    calls = list(read_calls(path))
+    assert [call["messages"] for call in calls] == [conversation(turn) for turn in (1, 2, 3, 1, 2)]
+    assert {json.dumps(call["schema"]) for call in calls} == {json.dumps({"enum": [f"take_{k}" for k in range(100)]})}
+
+
+def test_a_transcript_shows_the_messages(tmp_path):
+    play(tmp_path / FILE_NAME, 2)
+    shown = Transcript(tmp_path)({"llm/calls": 2, "time/unix": 1e12})
+    assert "turn 1: xxx" in shown and "The rules of the game." in shown
+
+
+def test_a_full_disk_leaves_no_reference_without_its_value(tmp_path):
+    path = tmp_path / FILE_NAME
+    model = ChatClient(Echo(), ledger=CallLog(path))
+    model.chat([ask("short")])
+    with no_file_larger_than(path.stat().st_size + 1000), pytest.raises(RunFolderError):
+        model.chat([ask(RULES)])
+    model.chat([ask(RULES)])
+    replied = [call for call in read_calls(path) if "reply" in call]
+    assert replied[-1]["messages"][0]["content"] == RULES
+
+
+@given(
+    st.lists(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
+)
+def test_what_is_stored_is_what_was_written(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("log") / FILE_NAME
+    writer, reader = ValueWriter(), ValueReader(path)
+    lines = []
+    references = [writer.reference(value, lines) for value in values]
+    position, text = 0, b""
+    for line in lines:
+        encoded = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        assert reader.add(encoded, position)
+        position, text = position + len(encoded), text + encoded
+    path.write_bytes(text)
+    assert reader.resolve({"messages": references})["messages"] == values
