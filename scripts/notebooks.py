@@ -3,7 +3,7 @@
 A block of bash or Python becomes a cell, all else text between them. Stored outputs of unchanged cells remain.
 
 python scripts/notebooks.py
-python scripts/notebooks.py --execute [govern_a_village ...]     # runs the cells and stores their outputs: up to half an hour
+python scripts/notebooks.py --execute [govern_a_village ...]     # runs the cells and stores what they show; half an hour
 """
 
 from __future__ import annotations

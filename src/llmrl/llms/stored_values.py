@@ -5,6 +5,7 @@ A line `{"stored": <key>, "value": ...}` comes before the first call that refers
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -64,10 +65,9 @@ class ValueReader:
         """Take down where a line begins that holds a value; return whether `line` is one."""
         if not line.startswith(LINE):
             return False
-        try:
+        # One that a kill cut short has no references.
+        with contextlib.suppress(ValueError, RecursionError):
             self._positions[str(json.loads(line)[STORED])] = position
-        except (ValueError, RecursionError):
-            pass  # cut short by a kill; whoever wrote it wrote no reference to it
         return True
 
     def resolve(self, call: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME, JUDGED, address_of, as_record, with_verdict
-from llmrl.llms.stored_values import ValueReader
 from llmrl.llms.images import IMAGES
+from llmrl.llms.stored_values import ValueReader
 
 CALLS = "llm/calls"
 """Metric that marks the lines to which calls belong: those that tell the model's totals."""
