@@ -3,7 +3,7 @@
 A block of bash or Python becomes a cell, all else text between them. Stored outputs of unchanged cells remain.
 
 python scripts/notebooks.py
-python scripts/notebooks.py --execute [govern_a_village ...]     # runs the cells and stores what they show; half an hour
+python scripts/notebooks.py --execute [govern_a_village ...]     # runs cells, stores what they show; half an hour
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from pathlib import Path
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}\""""
 """The first cell: a kernel need not have been started from an activated environment."""
 
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+"""Control sequences that kernels ask commands for and pages of code hosts show as text."""
 LARGEST_IMAGE = 400_000
 """Most characters of a stored picture, base64; films have megabytes."""
 
@@ -82,14 +84,25 @@ def execute(made: nbformat.NotebookNode, folder: Path) -> None:
     nbclient.NotebookClient(executed, timeout=3600, startup_timeout=300, resources=place).execute()
     for cell in executed.cells:
         cell.metadata = {}  # times of execution
-        cell.outputs = [shortened(output, folder) for output in cell.outputs]
+        cell.outputs = [shortened(output, folder) for output in joined(cell.outputs)]
     copy_outputs(made, executed)
 
 
+def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Join pieces of one stream that follow each other: a kernel sends them as they are printed."""
+    result: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if result and output.output_type == "stream" and result[-1].get("name") == output.name:
+            result[-1]["text"] += output["text"]
+        else:
+            result.append(output)
+    return result
+
+
 def shortened(output: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Leave the path of `folder` out of an output, and pictures of more than `LARGEST_IMAGE` characters."""
+    """Leave out of an output the path of `folder`, colors, and pictures of more than `LARGEST_IMAGE` characters."""
     if "text" in output:
-        output["text"] = output["text"].replace(f"{folder}/", "")
+        output["text"] = COLOR.sub("", output["text"].replace(f"{folder}/", ""))
     for kind, value in list(output.get("data", {}).items()):
         if kind.startswith("image/") and len(value) > LARGEST_IMAGE:
             del output["data"][kind]

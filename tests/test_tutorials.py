@@ -7,6 +7,7 @@ import shlex
 from importlib import import_module
 from pathlib import Path
 
+import nbformat
 import notebooks
 import pytest
 
@@ -56,6 +57,29 @@ def test_there_are_three():
 def test_a_notebook_is_that_of_its_page(page):
     """After a change of a page: python scripts/notebooks.py."""
     assert page.with_suffix(".ipynb").read_text() == notebooks.written(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_notebook_has_the_outputs_of_its_cells(page):
+    """After a change of a command: python scripts/notebooks.py --execute <name>."""
+    cells = [cell for cell in nbformat.read(page.with_suffix(".ipynb"), as_version=4).cells if cell.cell_type == "code"]
+    without = [cell.source for cell in cells if not cell.outputs and notebooks.is_executed(cell.source)]
+    assert without == [notebooks.PATHS]
+    assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
+
+
+def test_outputs_of_unchanged_cells_are_copied():
+    old, new = (notebooks.notebook(f"# A\n\n```python\n1 + 1\n```\n\n```python\n{code}\n```\n") for code in "xy")
+    for number, cell in enumerate(cell for cell in old.cells if cell.cell_type == "code"):
+        cell.outputs = [nbformat.v4.new_output("stream", text=str(number))]
+    notebooks.copy_outputs(new, old)
+    assert [len(cell.outputs) for cell in new.cells if cell.cell_type == "code"] == [1, 1, 0]
+
+
+def test_stored_outputs_are_joined_and_plain():
+    pieces = [nbformat.v4.new_output("stream", text=text) for text in ("\x1b[1mone", " two\x1b[0m /a/b/c")]
+    [output] = notebooks.joined(pieces)
+    assert notebooks.shortened(output, Path("/a/b")).text == "one two c"
 
 
 def test_a_notebook_has_text_commands_and_code():

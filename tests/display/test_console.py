@@ -13,6 +13,7 @@ def test_a_link_can_be_clicked_in_terminals(monkeypatch):
     """Its address is part of the control sequence (OSC 8), not of the visible text."""
     output = io.StringIO()
     monkeypatch.setattr(console, "terminal", lambda: Console(file=output, force_terminal=True, width=40))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     console.print_link("Means", ADDRESS)
     opening, visible, closing = output.getvalue().split("\x1b\\")
     assert opening.startswith("\x1b]8;") and opening.endswith(ADDRESS)

@@ -47,9 +47,8 @@ def print_link(text: str, address: str) -> None:
         text: what the address shows.
         address: a URL of any length.
     """
-    console = terminal()
-    if console.is_terminal:
-        console.print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
+    if sys.stdout.isatty():
+        terminal().print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
     else:
         print_line(f"{text}: {address}")
 
