@@ -32,6 +32,21 @@ def rewards(env: EscapeRoom, *places: int) -> list[float]:
     return list(env.step(np.array([places])).base_reward[0])
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+def test_who_pays_for_incentives(balanced: bool) -> None:
+    env = started(budget_balanced=balanced)
+    values = np.array([4.0, 3.0, 2.0, 1.0, 0.5])
+    env.set_mechanism(values)
+    step = env.step(np.array([[0, 0, 1, DOOR, START]]))
+    paid = np.array([4.0, 4.0, 3.0, 1.0, 0.5])
+    expected = paid - paid.mean() if balanced else paid
+    np.testing.assert_allclose((step.reward - step.base_reward)[0], expected, rtol=1e-6)
+    assert step.reward_jacobian is not None
+    np.testing.assert_allclose(step.reward_jacobian[0] @ values, expected, rtol=1e-6)
+    assert step.info["incentives_paid"].tolist() == [12.5]
+    assert env.spec.facts["budget_balanced"] is balanced
+
+
 def test_spec_of_the_published_game() -> None:
     env = make()
     spec = env.spec

@@ -199,6 +199,28 @@ def test_nobody_is_paid_twice_for_a_step(raw, cleaned):
         assert (incentives.settle(events(r, c), np.ones((3, 3), np.float32)).reward_jacobian.sum(-1) == 1).all()
 
 
+@given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
+def test_payments_that_agents_pay_for_leave_the_sum_of_rewards(raw, cleaned):
+    balanced, free = Incentives(budget_balanced=True), Incentives()
+    values = np.tile(PAY, (3, 1))
+    for r, c in zip(raw, cleaned, strict=True):
+        one, other = balanced.settle(events(r, c), values), free.settle(events(r, c), values)
+        np.testing.assert_allclose(one.reward(values).sum(1), one.base_reward.sum(1), atol=1e-4)
+        # What an agent gains over another one is the same.
+        np.testing.assert_allclose(
+            one.reward(values) - one.reward(values).mean(1, keepdims=True),
+            other.reward(values) - other.reward(values).mean(1, keepdims=True),
+            atol=1e-4,
+        )
+        assert all((one.metrics[name] == other.metrics[name]).all() for name in free.metrics)
+
+
+def test_who_pays_is_stated():
+    assert Incentives().rule != Incentives(budget_balanced=True).rule
+    assert Incentives(budget_balanced=True).spec.in_a_sentence(PAY[0]).endswith("all agents pay for it equally.")
+    assert Incentives(budget_balanced=True).facts["budget_balanced"] is True
+
+
 def test_each_game_has_its_own_values():
     values = np.array([[0, 0, 1], [0, 0, 3]], np.float32)
     reward = Incentives().settle(events([[0, 0], [0, 0]]), values).reward(values)
@@ -235,6 +257,7 @@ MAKERS = [
     lambda: BracketedTax(window=2, multiplier=1.5),
     lambda: Incentives(eat_reward=0.1, clean_reward=-0.3),
     lambda: Incentives(clean_count="exactly_one", pay_removed=True),
+    lambda: Incentives(budget_balanced=True),
 ]
 
 
@@ -347,7 +370,8 @@ class TestWords:
             sentence="Pays agents {effects}.",
         )
         exact, removed = options.get("clean_count") == "exactly_one", options.get("pay_removed", False)
-        assert incentives.facts == {"pays_cleaning": True, "exactly_one": exact, "pay_removed": removed}
+        told = {"pays_cleaning": True, "exactly_one": exact, "pay_removed": removed, "budget_balanced": False}
+        assert incentives.facts == told
         assert incentives.base_reward == f"an apple {apple}, a step of cleaning -1"
 
     def test_without_dirt(self):

@@ -16,12 +16,14 @@ from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import Incentives
 from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
 from llmrl.llms.structured import InvalidReply
 from llmrl.principals.ballots import approved, counted, vote_schema
 from llmrl.principals.vote import VotePrincipal
 from models import Echo, scripted
 
+GAMES = ("cleanup", "escape_room")
 OPTIONS = ("option_1", "option_2", "option_3")
 
 
@@ -80,6 +82,21 @@ def told(proposer, vector, returns):
 def largest(options, who, text):
     best = max(options, key=lambda name: float(options[name].split("=")[1].split(",")[0]))
     return json.dumps({"reasoning": "more", "choice": best})
+
+
+def test_votes_on_payments_that_nobody_pays_for_warn(caplog):
+    principal(Unusable())
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    caplog.clear()
+    principal(Unusable(), spec=room(budget_balanced=True))
+    assert not caplog.records
+
+
+def test_citizens_pay_for_what_they_vote_on():
+    for proposer, balanced in (("vote", True), ("ucb", False)):
+        cleanup, escape_room = (Experiment.compose(f"env={env}", f"principal={proposer}") for env in GAMES)
+        assert cleanup.config["env"]["mechanism"]["budget_balanced"] is balanced
+        assert escape_room.config["env"]["budget_balanced"] is balanced
 
 
 class TestCounting:

@@ -21,6 +21,7 @@ from llmrl.core.welfare_measures import SUM
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.escape_room_text import DOOR_REWARD, MOVE_REWARD, game_text, told
 from llmrl.envs.mechanism_text import MechanismReport
+from llmrl.envs.mechanisms import charge_equally
 
 _TILE = 56  # pixels
 _WALL, _FLOOR = (40, 42, 48), (226, 222, 212)
@@ -63,6 +64,8 @@ class EscapeRoom:
         fixed_context: index of the lever that always works, which is then the only context; None: any lever may work.
         mechanism: whether a principal can pay incentives.
         max_incentive: upper bound of each incentive, reward per step.
+        budget_balanced: whether all agents pay for the incentives of a step in equal shares; else nobody pays
+            (published).
         show_mechanism: whether agents observe the incentives.
         observe: channels that agents observe, of `vector` and `text`.
         stay_penalty: whether the -1 while the door is open also applies to agents that stayed where they were.
@@ -103,6 +106,7 @@ class EscapeRoom:
         fixed_context: NonNegativeInt | None = None,
         mechanism: bool = True,
         max_incentive: PositiveFloat = 5.0,
+        budget_balanced: bool = False,
         show_mechanism: bool = False,
         stay_penalty: bool = True,
         observation_divisor: PositiveFloat = 1.0,
@@ -119,6 +123,7 @@ class EscapeRoom:
             fixed_context=fixed_context,
             mechanism=mechanism,
             max_incentive=max_incentive,
+            budget_balanced=budget_balanced,
             show_mechanism=show_mechanism,
             stay_penalty=stay_penalty,
             observation_divisor=observation_divisor,
@@ -139,6 +144,7 @@ class EscapeRoom:
         self._n_levers, self._door, self._start = n_levers, n_levers, n_levers + 1
         self._n_places = n_places = n_levers + 2
         self._fixed_context, self._stay_penalty, self._divisor = fixed_context, stay_penalty, observation_divisor
+        self._budget_balanced = budget_balanced
         places = (*(f"lever_{i}" for i in range(n_levers)), "door", "start")
         offered = {
             "vector": Channel((n_agents * n_places + n_levers,), "float32", 0.0, 1.0 / observation_divisor),
@@ -150,7 +156,7 @@ class EscapeRoom:
         dealt = range(n_levers) if name_lever else seeds.numpy("names").permutation(n_levers).tolist()
         called = [f"lever_{i}_works" if name_lever else f"room_{i}" for i in dealt]
         metrics: dict[str, Aggregate] = {f"agents_at_{place}": "mean" for place in places}
-        space = _mechanism(places, max_incentive) if mechanism else None
+        space = _mechanism(places, max_incentive, budget_balanced) if mechanism else None
         self.spec = EnvSpec(
             name="escape_room",
             n_envs=n_envs,
@@ -164,10 +170,17 @@ class EscapeRoom:
             objective=SUM,
             metrics={**metrics, "door_open": "mean", "incentives_paid": "sum"},
             has_reward_jacobian=mechanism,
-            text=game_text(places, n_agents, min_at_lever, horizon, stay_penalty, space, show_mechanism)
+            text=game_text(
+                places, n_agents, min_at_lever, horizon, stay_penalty, space, show_mechanism, budget_balanced
+            )
             if "text" in observe
             else None,
-            facts={"min_at_lever": min_at_lever, "stay_penalty": stay_penalty, "names_lever": name_lever},
+            facts={
+                "min_at_lever": min_at_lever,
+                "stay_penalty": stay_penalty,
+                "names_lever": name_lever,
+                "budget_balanced": budget_balanced,
+            },
         )
         self._report: MechanismReport | None = None
         if space is not None and "text" in observe:
@@ -241,6 +254,7 @@ class EscapeRoom:
         when_closed = np.where(moved, MOVE_REWARD, 0.0)
         base = np.where(door_open[:, None], when_open, when_closed) * active[:, None]
         paid = np.take_along_axis(self._incentives, self._place, axis=1) * active[:, None]
+        net = paid - paid.mean(axis=1, keepdims=True) if self._budget_balanced else paid
 
         info = {name: counts[:, i] * active for i, name in enumerate(self.spec.metrics) if i < self._n_places}
         info["door_open"] = door_open & active
@@ -250,7 +264,7 @@ class EscapeRoom:
             self._report.settle(base, reward_jacobian, self._incentives, active, {})
         return Step(
             observation=self._observe(),
-            reward=(base + paid).astype(np.float32),
+            reward=(base + net).astype(np.float32),
             base_reward=base.astype(np.float32),
             terminated=np.zeros(n_envs, dtype=bool),
             truncated=self._ended.copy(),
@@ -343,10 +357,10 @@ class EscapeRoom:
 
     def _reward_jacobian(self, active: np.ndarray) -> np.ndarray:
         """Return the derivative of each agent's reward by each incentive, [n_envs, n_agents, n_places] float32: 1 for
-        the agent's place in games that go on, else 0."""
+        the agent's place in games that go on, else 0; less the mean over agents if they pay for incentives."""
         here = self._place[:, :, None] == np.arange(self._n_places)
         reward_jacobian: np.ndarray = (here & active[:, None, None]).astype(np.float32)
-        return reward_jacobian
+        return charge_equally(reward_jacobian) if self._budget_balanced else reward_jacobian
 
     def _door_open(self, counts: np.ndarray) -> np.ndarray:
         """Return whether the working lever has enough agents, [n_envs] bool."""
@@ -392,13 +406,14 @@ class EscapeRoom:
             tile[dot] = _agent_colour(int(agent), len(here))
 
 
-def _mechanism(places: tuple[str, ...], highest: float) -> ParameterSpace:
+def _mechanism(places: tuple[str, ...], highest: float, budget_balanced: bool) -> ParameterSpace:
     meaning = "incentive paid to each agent that is at {} after moving"
     effect = "{{value:.3g}} at {}"
     parameters = (
         Parameter(p, 0.0, highest, "reward per step", meaning.format(p), effect=effect.format(p)) for p in places
     )
-    return ParameterSpace("incentives", tuple(parameters), sentence="Pays agents for each step {effects}.")
+    sentence = "Pays agents for each step {effects}" + ("; all agents pay for it equally." if budget_balanced else ".")
+    return ParameterSpace("incentives", tuple(parameters), sentence=sentence)
 
 
 def _agent_colour(agent: int, n_agents: int) -> np.ndarray:

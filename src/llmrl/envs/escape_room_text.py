@@ -8,10 +8,11 @@ from typing import Any
 
 from llmrl.core.spaces import EnvDescription, ParameterSpace
 from llmrl.envs import mechanism_text
+from llmrl.envs.mechanisms import CHARGED_EQUALLY
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
-_RULE = "Nobody pays for these payments."
+_UNFUNDED = "Nobody pays for these payments."
 
 
 def game_text(
@@ -22,6 +23,7 @@ def game_text(
     stay_penalty: bool,
     space: ParameterSpace | None,
     shown: bool,
+    budget_balanced: bool = False,
 ) -> EnvDescription:
     """Return what agents are told before a game begins.
 
@@ -30,6 +32,7 @@ def game_text(
         n_agents, min_at_lever, horizon, stay_penalty: of the game (`EscapeRoom`).
         space: the incentives that a planner sets; None: there are none.
         shown: whether agents see them.
+        budget_balanced: whether all agents pay for them in equal shares.
     """
     fined = "every other player" if stay_penalty else "every other player that moved"
     base = (
@@ -39,7 +42,7 @@ def game_text(
     paid = (
         f"A step is rewarded like this: {base}."
         if space is None
-        else mechanism_text.rules_in_words(space, base, _RULE, shown)
+        else mechanism_text.rules_in_words(space, base, CHARGED_EQUALLY if budget_balanced else _UNFUNDED, shown)
     )
     goal = (
         f"{n_agents} players are in a room with {len(places) - 2} levers, a door and a start, where all begin. In each "

@@ -143,6 +143,14 @@ def tax_jacobian(raw: Array, income: Array, low: Array, high: Array, multiplier:
     return total, multiplier * (total / raw.shape[1])[:, None] - multiplier * earned
 
 
+def charge_equally(reward_jacobian: Array) -> Array:
+    """Return the Jacobian [n_envs, n_agents, d] of payments that all agents pay for in equal shares.
+
+    Each agent is charged the mean payment of the step, so the sum of rewards does not depend on the values.
+    """
+    return reward_jacobian - reward_jacobian.mean(1)[:, None]
+
+
 class BracketedTax:
     """A tax on rewards whose rate depends on recent income. The revenue is shared equally among the players.
 
@@ -300,12 +308,15 @@ def incentive_jacobian(
     return ate * raw * eat_reward + cleaner * clean_reward + other * raw, (ate, cleaner, other)
 
 
+CHARGED_EQUALLY = "What is paid in a step is charged equally to all players, those who are paid included."
+"""`Mechanism.rule` of payments that agents pay for."""
+
 _PAID_FOR = {"eat": "each apple eaten", "clean": "each step of cleaning", "other": "each other step"}
 """Of `Incentives`, for people who watch."""
 
 
 class Incentives:
-    """Payments to every player at every step for eating, cleaning, or any other behaviour, at nobody's expense.
+    """Payments to every player at every step for eating, cleaning, or any other behaviour.
 
     The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning. The reward of
     other behaviour, normally 0, is unchanged.
@@ -321,10 +332,11 @@ class Incentives:
             shot that cleans two or three cells counts as `other`.
         pay_removed: whether players who are out of the game after a zap are paid as `other`.
         max_incentive: upper bound of each of the three incentives, reward per step.
+        budget_balanced: whether all players, removed ones included, pay for the payments of a step in equal shares, so
+            that the sum of rewards does not change; else nobody pays (published).
     """
 
     needs_dirt = True
-    rule = "No player pays for these payments."
     player_facts: Mapping[str, str] = {}
     details = ("incentives_eat", "incentives_clean", "incentives_other")
     metrics: Mapping[str, Aggregate] = {
@@ -340,7 +352,10 @@ class Incentives:
         clean_count: Literal["any", "exactly_one"] = "any",
         pay_removed: bool = False,
         max_incentive: NonNegativeFloat = 3.0,
+        budget_balanced: bool = False,
     ) -> None:
+        self.budget_balanced = budget_balanced
+        self.rule = CHARGED_EQUALLY if budget_balanced else "No player pays for these payments."
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
         self.exactly_one, self.pay_removed = clean_count == "exactly_one", pay_removed
         self.base_reward = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
@@ -348,6 +363,7 @@ class Incentives:
             "pays_cleaning": True,
             "exactly_one": self.exactly_one,
             "pay_removed": pay_removed,
+            "budget_balanced": budget_balanced,
         }
         cells = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
         also = ["cleaning two or three cells at once"] * self.exactly_one
@@ -371,7 +387,7 @@ class Incentives:
                 )
                 for name, act in acts.items()
             ),
-            sentence="Pays agents {effects}.",
+            sentence="Pays agents {effects}" + ("; all agents pay for it equally." if budget_balanced else "."),
         )
 
     def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
@@ -392,6 +408,8 @@ class Incentives:
             "paid_cleans": acted[:, 1],
             **{name: paid[:, k] for k, name in enumerate(self.details)},
         }
+        if self.budget_balanced:
+            reward_jacobian = charge_equally(reward_jacobian)
         return Settlement(xp.asarray(base, dtype=xp.float32), reward_jacobian, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from llmrl.llms.structured import InvalidReply, json_schema
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.principals.ballots import BallotParser, approved, counted, vote_schema
 from llmrl.principals.llm_mechanism import numbers_model
+
+logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).with_name("prompts")
 REPLY_TOKENS = 70
@@ -75,6 +78,12 @@ class VotePrincipal:
         for name, n in (("voters", voters or 1), ("nominations", nominations if nominate == "citizens" else 1)):
             if n > spec.n_agents:
                 raise ConfigError(f"principal.{name}={n}: env={spec.name} has only {spec.n_agents} agents")
+        if spec.facts.get("budget_balanced") is False:
+            logger.warning(
+                "nobody pays for the incentives of env=%s, so that citizens who vote for their own good vote for the "
+                "highest; with budget_balanced=true all pay for them in equal shares",
+                spec.name,
+            )
         self.spec, self.space, self.llm, self.seeds = spec, spec.proposals, llm, seeds
         self.nominate, self.nominations, self.rule = nominate, nominations, rule
         self.voters, self.memory, self.repair_turns = voters or spec.n_agents, memory, repair_turns

@@ -169,6 +169,7 @@ def _facts(
             "pays_cleaning": False,
             "exactly_one": False,
             "pay_removed": False,
+            "budget_balanced": False,
         }
     if "no_random_end" not in made and (horizon is None or horizon > FIRST_END):
         facts["may_end_from"] = FIRST_END
