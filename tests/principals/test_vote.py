@@ -1,6 +1,7 @@
 """Citizens nominate numbers and vote on them."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -188,8 +189,20 @@ class TestVotes:
         proposer.ask(0)
         for _, text in citizens.asked:
             who = int(re.search(r"You are agent (\d+) of", text)[1])
-            assert f"you got {who} an episode, payments included; all agents on average 3" in text
+            assert f"an episode, payments included: {who} in generation 2." in text
+            assert "Generation 2 [" in text and "-> all agents on average 3 an episode" in text
             assert "Generation 1 " not in text and "(as in the last generation): lever_0=2" in text
+
+    def test_citizens_share_all_but_the_end_of_a_ballot(self):
+        """So that a provider's cache holds what all of them are asked."""
+        citizens = Citizens(lambda who: numbers(who / 2), largest)
+        proposer = principal(citizens)
+        for generation in range(8):
+            told(proposer, np.full(5, float(generation)), [generation + k for k in range(5)])
+        proposer.ask(0)
+        for kind in ("nomination", "vote"):
+            texts = [text for purpose, text in citizens.asked if purpose == kind]
+            assert len(os.path.commonprefix(texts)) > 0.9 * max(map(len, texts))
 
     def test_ballots_are_shuffled_by_the_seed(self):
         found = set()

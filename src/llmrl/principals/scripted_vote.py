@@ -13,8 +13,9 @@ TRIED = 4
 """Generations in which something is tried."""
 _PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _EARLIER = re.compile(
-    r"^Generation \d+(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> you got (\S+) an", re.MULTILINE
+    r"^Generation (\d+)(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> all agents", re.MULTILINE
 )
+_OWN = re.compile(r"(-?[\d.]+\S*) in generation (\d+)[,.]")
 _OPTION = re.compile(r"^- (option_\d+)(?: \(as in the last generation\))?: (\S+=\S+(?:, \S+=\S+)*)\. ", re.MULTILINE)
 _WHO = re.compile(r"^You are agent (\d+) of ", re.MULTILINE)
 
@@ -36,7 +37,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         for name, low, high in needed(_PARAMETER.findall(text), "the numbers (`- name: from 0 to 1 (`)")
     }
     who = needed(_WHO.search(text), "who votes (`You are agent 1 of `)")[1]
-    earlier = [(_numbers(values), float(own)) for values, own in _EARLIER.findall(text)]
+    own = {generation: float(value) for value, generation in _OWN.findall(text)}
+    earlier = [(_numbers(values), own[generation]) for generation, values in _EARLIER.findall(text)]
     options = _OPTION.findall(text)
     reasoning = {"reasoning": "By rule, not by thought."}
     if not options:
