@@ -43,6 +43,41 @@ def read(answers, answer, legal=None):
     return read_reply(json.dumps({"action": answer}), answers, legal).action
 
 
+class TestAmounts:
+    ANSWERS = answers_of(
+        EnvSpec(
+            *("game", 1, 1, {"text": Channel((), "object")}, 101, tuple(f"take_{n}" for n in range(101)), 10),
+            text=EnvDescription(
+                *("Fish.", (("stock", "tons"),), tuple((f"take_{n}", f"try to catch {n} tons") for n in range(101))),
+                amount="how many tons to catch",
+            ),
+        ),
+        "name",
+        2,
+    )
+
+    def test_they_are_one_number_in_prompt_and_schema(self):
+        assert self.ANSWERS.told == (("action", "how many tons to catch (a whole number from 0 to 100)"),)
+        assert self.ANSWERS.schema() == {"type": "integer", "minimum": 0, "maximum": 100}
+        assert self.ANSWERS.shown(7) == 7 and len(json.dumps(reply_schema(self.ANSWERS, True))) < 300
+
+    @pytest.mark.parametrize("answer", [8, 8.0, "8", "8 tons", "take_8", "eight", {"amount": 8}])
+    def test_they_are_understood_with_their_unit(self, answer):
+        assert read(self.ANSWERS, answer) == 8
+
+    @pytest.mark.parametrize("answer", [101, -1, 8.5, "8-10", "much"])
+    def test_what_is_no_amount_is_refused(self, answer):
+        with pytest.raises(InvalidReply, match="0 to 100"):
+            read(self.ANSWERS, answer)
+
+    def test_legal_ones_are_a_range(self):
+        legal = [n <= 30 for n in range(101)]
+        assert self.ANSWERS.legal_answers(legal) == "0 to 30"
+        assert self.ANSWERS.legal_answers([n in (0, 5, 7) for n in range(101)]) == [0, 5, 7]
+        with pytest.raises(InvalidReply, match="0 to 30"):
+            read(self.ANSWERS, 40, legal)
+
+
 class TestChoices:
     @pytest.mark.parametrize(
         ("answer", "action"),

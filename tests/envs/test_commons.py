@@ -355,7 +355,7 @@ class TestPlayers:
             env.spec, scripted(), None, examples=1, examples_from="heuristic", seeds=Seeds(0), one_game=env.one_game
         )
         lines = [line for line in agent.policy.system[0].text.splitlines() if line.startswith('{"observation"')]
-        assert [json.loads(line)["action"] for line in lines] == ["take_10"] * 12
+        assert [json.loads(line)["action"] for line in lines] == [10] * 12
 
 
 class TestGoingOn:

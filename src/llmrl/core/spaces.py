@@ -252,6 +252,8 @@ class EnvDescription:
             number `player`, from 1; empty: observations do not say whom one sees.
         states: meaning of an observed state number s as a rule, e.g. `row = s // 12, column = s % 12`; empty if
             unknown.
+        amount: what an action is an amount of, if action i means i units, e.g. `how many tons of fish to catch`, so
+            that players answer with a number. Empty: actions are no amounts.
     """
 
     goal: str
@@ -260,6 +262,7 @@ class EnvDescription:
     example: str = ""
     states: str = ""
     neighbours: str = ""
+    amount: str = ""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ class CommonsText:
             more = mechanism_text.example(self.space, {}, self.shown)
         actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in self.amounts)
         example = self.told(0, self.capacity, 1, self.capacity // 10, [10] * self.n_agents, 10, 10, more)
-        return EnvDescription(goal, tuple(fields), actions, example=example)
+        amount = words.choice if self.amounts == tuple(range(len(self.amounts))) else ""
+        return EnvDescription(goal, tuple(fields), actions, example=example, amount=amount)
 
     def told(
         self,

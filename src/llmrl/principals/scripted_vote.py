@@ -12,9 +12,7 @@ from llmrl.llms.scripted import needed
 TRIED = 4
 """Generations in which something is tried."""
 _PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
-_EARLIER = re.compile(
-    r"^Generation (\d+)(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> all agents", re.MULTILINE
-)
+_EARLIER = re.compile(r"^Generation (\d+)(?: \[context: .+?\])?: (\S+=\S+(?:, \S+=\S+)*) -> all agents", re.MULTILINE)
 _OWN = re.compile(r"(-?[\d.]+\S*) in generation (\d+)[,.]")
 _OPTION = re.compile(r"^- (option_\d+)(?: \(as in the last generation\))?: (\S+=\S+(?:, \S+=\S+)*)\. ", re.MULTILINE)
 _WHO = re.compile(r"^You are agent (\d+) of ", re.MULTILINE)

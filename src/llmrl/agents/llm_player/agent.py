@@ -203,7 +203,8 @@ class LLMPlayer(NonLearningAgent):
         """Estimate the tokens of a question with `frames` observations and all that can accompany them."""
         policy = self.policy
         seat = PlayerConversation(steps=steps, total=-float(steps) - 0.1, reward=-float(steps) - 0.1)
-        legal = [name for name, _ in policy.answers.told] if "action_mask" in policy.channels else None
+        masked = "action_mask" in policy.channels
+        legal = policy.answers.legal_answers([True] * policy.spec.n_actions) if masked else None
         for _ in range(frames):
             seat.add_observation(
                 (policy.text.example or EXAMPLE) if policy.settings.show_text else None, legal, policy.settings.show

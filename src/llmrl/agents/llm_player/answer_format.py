@@ -64,6 +64,10 @@ class AnswerFormat(Protocol):
         """Return a phrase that names the accepted answers, for error messages."""
         ...
 
+    def legal_answers(self, legal: Sequence[bool]) -> Any:
+        """Return the legal answers as they are shown to players, as a JSON-compatible value."""
+        ...
+
     def shown(self, action: Action) -> Any:
         """Return the answer that means `action`, as a JSON-compatible value."""
         ...
@@ -93,6 +97,8 @@ def answers_of(spec: EnvSpec, answer_with: AnswerWith, decimals: int) -> AnswerF
         raise ConfigError(
             f"the text of env={spec.name} describes {len(told)} actions, and there are {spec.n_actions}; see env.text"
         )
+    if spec.text.amount:
+        return AmountAnswer(told, spec.text.amount)
     return DiscreteAnswer(told, numbered=answer_with == "number")
 
 
@@ -122,6 +128,9 @@ class DiscreteAnswer:
     def accepted(self, legal: Sequence[bool] | None) -> str:
         return "choose one of " + ", ".join(f'"{name}"' if not self.numbered else name for name in self._legal(legal))
 
+    def legal_answers(self, legal: Sequence[bool]) -> Any:
+        return [self.shown(i) for i, fine in enumerate(legal) if fine]
+
     def shown(self, action: Action) -> Any:
         assert isinstance(action, int)
         return int(self.names[action]) if self.numbered else self.names[action]
@@ -136,6 +145,40 @@ class DiscreteAnswer:
         if legal is None or not any(legal):
             return self.names
         return [name for name, fine in zip(self.names, legal, strict=True) if fine]
+
+
+class AmountAnswer(DiscreteAnswer):
+    """Format of actions that are amounts, answered by a whole number; the names of actions are understood, too.
+
+    Args:
+        told: (name, effect) of each action; action i means i units.
+        amount: what it is an amount of, in words.
+    """
+
+    def __init__(self, told: tuple[tuple[str, str], ...], amount: str) -> None:
+        super().__init__(told)
+        self.told = (("action", f"{amount} (a whole number from 0 to {len(told) - 1})"),)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": 0, "maximum": len(self.names) - 1}
+
+    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+        if legal is not None and not legal[meant]:
+            raise InvalidReply(f"{meant} is not possible now")
+        return int(meant)
+
+    def accepted(self, legal: Sequence[bool] | None) -> str:
+        possible = self.legal_answers(legal if legal is not None and any(legal) else [True] * len(self.names))
+        return f"the action is a whole number: {possible}"
+
+    def legal_answers(self, legal: Sequence[bool]) -> Any:
+        amounts = [i for i, fine in enumerate(legal) if fine]
+        contiguous = amounts == list(range(amounts[0], amounts[-1] + 1))
+        return f"{amounts[0]} to {amounts[-1]}" if contiguous else amounts
+
+    def shown(self, action: Action) -> Any:
+        assert isinstance(action, int)
+        return action
 
 
 class ContinuousAnswer:
@@ -187,6 +230,9 @@ class ContinuousAnswer:
 
     def accepted(self, legal: Sequence[bool] | None) -> str:
         return "the action has " + ", ".join(f"{name} ({self._bounds(i)})" for i, name in enumerate(self.names))
+
+    def legal_answers(self, legal: Sequence[bool]) -> Any:
+        return []
 
     def shown(self, action: Action) -> Any:
         assert isinstance(action, list)

@@ -75,8 +75,11 @@ class PlayerConversation:
         self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
         self.plan, self.plan_turn = "", 0
 
-    def add_observation(self, observation: str | None, legal: Sequence[str] | None, show: Sequence[Show]) -> None:
-        """Take in what is observed now, in words where it is told in words, and what of the rest is to be shown."""
+    def add_observation(self, observation: str | None, legal: Any, show: Sequence[Show]) -> None:
+        """Take in what is observed now, in words where it is told in words, and what of the rest is to be shown.
+
+        `legal` are the legal answers as they are shown (`AnswerFormat.legal_answers`); None: all are.
+        """
         frame: dict[str, Any] = {} if observation is None else {"observation": embedded(observation)}
         # Where players take turns, the first observation may come after the first step.
         if self.decided == 0 and not self.frames:
@@ -91,7 +94,7 @@ class PlayerConversation:
         if "return" in show and not math.isnan(self.total):
             frame["return"] = tidy(self.total)
         if "legal_actions" in show and legal is not None:
-            frame["legal_actions"] = list(legal)
+            frame["legal_actions"] = legal
         self.frames.append(frame)
         self.reward = None
 

@@ -195,6 +195,8 @@ def _action(done: Any, spec: EnvSpec) -> Action:
     names = spec.action_names if spec.continuous_actions is None else spec.continuous_action_names
     if spec.continuous_actions is None and done in names:
         return names.index(done)
+    if spec.text is not None and spec.text.amount and done in range(spec.n_actions):
+        return int(done)
     if spec.continuous_actions is not None and isinstance(done, Mapping) and set(done) == set(names):
         return [round(float(done[name]), 4) for name in names]
     raise ConfigError(f"agent.examples_from: there {done!r} was done, and env={spec.name} takes {', '.join(names)}")

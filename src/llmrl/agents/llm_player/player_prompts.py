@@ -58,6 +58,7 @@ class PlayerPrompts:
             goal=text.goal,
             observation=text.observation,
             actions=self._answers.told,
+            amount=bool(text.amount),
             numbers=spec.continuous_actions is not None,
             n_agents=spec.n_players,
             agent=spec.player_names[agent],

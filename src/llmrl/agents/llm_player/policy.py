@@ -159,7 +159,8 @@ class LLMPolicy:
                     seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_every
                     continue
                 told = text if self.settings.show_text else None
-                seat.add_observation(told, None if mask is None else self._names(mask), self.settings.show)
+                legal_answers = None if mask is None else self.answers.legal_answers(mask)
+                seat.add_observation(told, legal_answers, self.settings.show)
                 if views:
                     seat.add_frame(views[agent], self.settings.show_frames)
                 reading.append((game, agent))
@@ -383,9 +384,6 @@ class LLMPolicy:
         mask: list[bool] = np.asarray(observation["action_mask"][game, agent]).astype(bool).tolist()
         # Where all are legal, or the environment knows of none, there is nothing to tell.
         return mask if any(mask) and not all(mask) else None
-
-    def _names(self, mask: Sequence[bool]) -> list[Any]:
-        return [self.answers.shown(i) for i, fine in enumerate(mask) if fine]
 
     def _actions(self) -> torch.Tensor:
         """Of all games; those that wait do anything."""

@@ -17,6 +17,7 @@ _ACTIONS = re.compile(r"^# What you can do\n(.+?)^# ", re.MULTILINE | re.DOTALL)
 _ACTION = re.compile(r"^- ([^:\n]+): (.+)$", re.MULTILINE)
 _BOUNDS = re.compile(r"\((?:a whole number )?from (\S+) to (\S+)\)$")
 _PICTURES = "What there is to see is in the pictures."
+_AMOUNT = "An action is one number:"
 _NUMBERS = "An action consists of these numbers"
 _NO_RULE = "there is no rule for this game, and the player takes any legal action"
 _CHANGE = 3
@@ -45,6 +46,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     section = needed(_ACTIONS.search(system), "the actions (a section `# What you can do`)")[1]
     actions = needed(_ACTION.findall(section), "the actions (`- name: what it does`)")
     now = _last_told(messages)
+    if _AMOUNT in section:
+        actions = _amounts(actions[0][1])
     if now.get("talk") is True:
         return json.dumps(_message([name for name, _ in actions], system, now))
     if _NUMBERS in section:
@@ -69,7 +72,8 @@ def _last_told(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:
 
 
 def _choice(names: Sequence[str], system: str, now: Mapping[str, Any], note: Callable[[str], None]) -> tuple[str, Any]:
-    legal = [str(name) for name in now.get("legal_actions", names)]
+    possible = now.get("legal_actions", names)
+    legal = _listed(possible) if isinstance(possible, str) else [str(name) for name in possible]
     seen = now.get("observation")  # none where players are only shown frames
     known = False
     for rule in _RULES:
@@ -77,6 +81,8 @@ def _choice(names: Sequence[str], system: str, now: Mapping[str, Any], note: Cal
         known |= wanted is not None
         # Answers may be numbers, whose names stand in the descriptions.
         named = wanted if wanted in names else _number_of(wanted, system)
+        if wanted is not None and _AMOUNT in system:
+            named = wanted.removeprefix("take_")
         if wanted is not None and named in legal:
             return "a rule for this game", _written(named)
     if not known:
@@ -94,6 +100,18 @@ def _message(names: Sequence[str], system: str, now: Mapping[str, Any]) -> dict[
         return message
     n = int(needed(re.search(r"There are (\d+) players", system), "how many players there are")[1])
     return {"to": f"player {int(own[1]) % n + 1}", **message}
+
+
+def _amounts(said: str) -> list[tuple[str, str]]:
+    """The amounts of an action that is one number, as actions."""
+    bounds = needed(_BOUNDS.search(said), "the bounds of the number (`(a whole number from 0 to 20)`)")
+    return [(name, said) for name in _listed(f"{bounds[1]} to {bounds[2]}")]
+
+
+def _listed(span: str) -> list[str]:
+    """The whole numbers of a span such as `0 to 20`."""
+    low, _, high = span.partition(" to ")
+    return [str(amount) for amount in range(int(low), int(high) + 1)]
 
 
 def _written(name: str) -> Any:
