@@ -108,7 +108,7 @@ class LlmrlLauncher(Launcher):
         Raises:
             LlmrlError: the parts of a run cannot work together.
         """
-        from llmrl.display.console import print_table
+        from llmrl.display.console import print_line, print_table
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
 
@@ -116,8 +116,10 @@ class LlmrlLauncher(Launcher):
             for run in found:
                 run_and_print(run.experiment)
             return
-        title, rows = sweep_plan(found, self.swept)
-        print_table(title, COLUMNS, rows, "lrrrrl")
+        plan = sweep_plan(found, self.swept)
+        print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
+        for request in plan.requests:
+            print_line(request)
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[PlannedRun]:
         """Compose every run.

@@ -67,6 +67,9 @@ class OptunaSweeper(LaunchingSweeper):
         if hasattr(self.launcher, "swept"):
             self.launcher.swept = set(sought.space)  # the names of runs say what was tried
         failures = 0
+        if first["dry_run"]:
+            self._plan(sought, settings, seeds)
+            return
         with Study(folder, settings, sought.space, seeds, sought.fixed) as study:
             while batch := study.next_batch():
                 told = self._evaluate(sought, study, batch)
@@ -81,6 +84,16 @@ class OptunaSweeper(LaunchingSweeper):
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
             self._report(sought, study)
+
+    def _plan(self, sought: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
+        """Print what a trial would do: the first option of every choice, and the lowest numbers."""
+        assert self.launcher is not None
+        lowest = [f"{key}={dimension.first()}" for key, dimension in sought.space.items()]
+        self.launcher.launch([[*sought.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
+        sys.stdout.write(
+            f"Above: one trial, {shlex.join(lowest)}. The search '{settings.study}' has {settings.trials} trials of "
+            f"{len(seeds)} runs, {settings.parallel_trials} at a time.\n"
+        )
 
     def _evaluate(self, sought: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
         """Compute the runs of some trials, and record their results.
@@ -124,7 +137,7 @@ class OptunaSweeper(LaunchingSweeper):
     def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that a typing error is found before anything has run.
 
-        Returns `output_root`, `name` and `seed` of the first.
+        Returns `output_root`, `name`, `dry_run` and `seed` of the first.
 
         Raises:
             ConfigError: runs of one search would go into several folders.
@@ -146,7 +159,7 @@ class OptunaSweeper(LaunchingSweeper):
                 overrides = [*sought.fixed, *(f"{key}={text}" for key, text in setting.items())]
                 config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
                 HydraConfig.instance().set_config(config)  # the default name asks it for the environment
-                found.append({key: config[key] for key in ("output_root", "name", SEED)})
+                found.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
         finally:
             HydraConfig.instance().cfg = before
         if len({config["name"] for config in found}) > 1:

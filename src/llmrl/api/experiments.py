@@ -104,13 +104,15 @@ class Plan(tuple[tuple[str, str], ...]):
         return "\n".join(f"{name:{width}}  {value}" for name, value in self)
 
 
-def train(*overrides: str, command: Command = "train", config_dirs: Sequence[Place] = (), **options: Any) -> RunResult:
+def train(
+    *overrides: str, command: Command = "train", config_dirs: Place | Sequence[Place] = (), **options: Any
+) -> RunResult:
     """Run an experiment, go on with it, or find it finished, in the folder that the same command line would use.
 
     Args:
         overrides: as they are typed after `llmrl-train`: `"env=cleanup"`, `"design.steps=12"`.
         command: `finetune` for what is typed after `llmrl-finetune`.
-        config_dirs: folders of own options (`--config-dir`).
+        config_dirs: folder, or folders, of own options (`--config-dir`).
         options: the same as `overrides` with values of Python: `seed=1`, `name="demo"`, `**{"env.observe": ["grid"]}`.
 
     Returns:
@@ -142,7 +144,9 @@ def train(*overrides: str, command: Command = "train", config_dirs: Sequence[Pla
     return RunResult(run.folder, experiment.seed, result=run.result, skipped=run.finished)
 
 
-def plan(*overrides: str, command: Command = "train", config_dirs: Sequence[Place] = (), **options: Any) -> Plan:
+def plan(
+    *overrides: str, command: Command = "train", config_dirs: Place | Sequence[Place] = (), **options: Any
+) -> Plan:
     """Build every part of an experiment and tell what a run would do and cost, without running it.
 
     Args:
@@ -170,7 +174,7 @@ def sweep(
     parallel: int | None = None,
     wait: bool = True,
     command: Command = "train",
-    config_dirs: Sequence[Place] = (),
+    config_dirs: Place | Sequence[Place] = (),
     **options: Any,
 ) -> SweepResult:
     """Compute every combination of the values given, as `--multirun` does: what is finished is skipped.
@@ -216,7 +220,9 @@ def _result(outcome: JobOutcome) -> RunResult:
     return RunResult(outcome.folder, seed, outcome.state, outcome.result, outcome.skipped, outcome.error)
 
 
-def _composed(overrides: Sequence[str], command: Command, config_dirs: Sequence[Place]) -> tuple[PlannedRun, Path]:
+def _composed(
+    overrides: Sequence[str], command: Command, config_dirs: Place | Sequence[Place]
+) -> tuple[PlannedRun, Path]:
     """A run of a sweep, and where the sweep keeps what its runs print."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -265,8 +271,8 @@ def _swept(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _paths(folders: Sequence[Place]) -> list[Path]:
-    return [Path(folder) for folder in folders]
+def _paths(folders: Place | Sequence[Place]) -> list[Path]:
+    return [Path(folder) for folder in ([folders] if isinstance(folders, str | os.PathLike) else folders)]
 
 
 @contextmanager

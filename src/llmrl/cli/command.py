@@ -53,7 +53,7 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
 
     from llmrl.config.hydra_versions import BASE
     from llmrl.config.installed_options import offer_installed
-    from llmrl.config.overrides import translated
+    from llmrl.config.overrides import overrides_first, translated
     from llmrl.config.trust_options import guard_hydra
     from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
@@ -68,6 +68,7 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
         if answered(name, config_name, sys.argv[1:]):
             return
         sys.argv[1:], said = translated(repeated(name, sys.argv[1:]))
+    sys.argv[1:] = overrides_first(sys.argv[1:])
     for line in said:
         say(name, line)
     if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):

@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         default=None,
         help="where the report goes (default: <folder>/report; with --explore <folder>/explorer; of several folders: "
-        "report in the innermost folder that has them all)",
+        "comparison in the innermost folder that has them all)",
     )
     return p
 
@@ -113,7 +113,10 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         args.budget,
         by_name=len(args.folders) == 1,
     )
-    return reported(_common(args.folders), settings, args.out, not args.no_figures, _Said(), args.folders)
+    common = _common(args.folders)
+    # The report of all runs in that folder stays as it is.
+    out = args.out or (common / "comparison" if len(args.folders) > 1 else None)
+    return reported(common, settings, out, not args.no_figures, _Said(), args.folders)
 
 
 def _common(folders: Sequence[Path]) -> Path:

@@ -21,6 +21,11 @@ _LAUNCHERS = ("submitit_slurm", "submitit_local")
 """Launchers of Hydra's submitit plugin, in whose place ours submits with submitit, or computes here."""
 _ON_SLURM = {"cpu": "slurm_cpu", "gpu": "slurm_gpu"}
 """Hardware of this machine, and what is like it on a cluster."""
+_VALUED = (
+    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"),
+    *("--info", "-i", "--experimental-rerun"),
+)
+"""Flags of Hydra that are followed by a value."""
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 _SUBMITIT = {
     "timeout_min": "hardware.backend.time_min",
@@ -93,6 +98,26 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     found = [*(argument for argument in found if argument.partition("=")[0] != "hardware"), f"hardware={there}"]
     other = f"; hardware={_ON_SLURM['gpu']} asks for GPUs" if there == _ON_SLURM["cpu"] else ""
     return found, [f"hydra/launcher={chosen}: llmrl's own launcher submits with submitit, with hardware={there}{other}"]
+
+
+def overrides_first(arguments: Sequence[str]) -> list[str]:
+    """Return command-line arguments with all overrides before the flags, in their order.
+
+    Hydra's parser takes overrides only where none stood before a flag with a value.
+
+    >>> overrides_first(["env=nim", "--config-dir", "conf", "seed=1", "--multirun"])
+    ['env=nim', 'seed=1', '--config-dir', 'conf', '--multirun']
+    """
+    overrides, flags = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flags.append(argument)
+        if argument in _VALUED:
+            flags += [value for value in [next(rest, None)] if value is not None]
+    return [*overrides, *flags]
 
 
 def _none_for_null(argument: str) -> str:

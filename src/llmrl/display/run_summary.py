@@ -148,7 +148,8 @@ def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def _server(uri: str) -> str:
-    return shlex.join(["mlflow", "server", "--backend-store-uri", uri])
+    """Return the command that shows a database; the extra `loggers` has the client alone, which cannot."""
+    return f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"
 
 
 def validity_warning_of(summary: Mapping[str, Any]) -> str:

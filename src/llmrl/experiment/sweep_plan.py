@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
@@ -34,6 +34,20 @@ COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in it
 """Of the table."""
 
 
+class SweepPlan(NamedTuple):
+    """What a sweep would do.
+
+    Attributes:
+        title: of the table, with the processes and the time.
+        rows: of the table, as `COLUMNS`.
+        requests: what is requested from a scheduler; empty if runs are computed here.
+    """
+
+    title: str
+    rows: list[list[str]]
+    requests: list[str]
+
+
 @dataclass
 class _Numbers:
     """What one run comes to; None: it is not known, of calls and costs also that there are none.
@@ -55,14 +69,11 @@ class _Numbers:
     before: list[PrerequisiteRun] = field(default_factory=list)
 
 
-def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> tuple[str, list[list[str]]]:
+def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> SweepPlan:
     """Build the parts of every experiment once, whatever its seeds, and return what the sweep would do.
 
     Args:
         runs, differing: as `compute_sweep` takes them; of `llmrl-train`.
-
-    Returns:
-        The table's title, which tells of processes and time, and its rows, as `COLUMNS`.
 
     Raises:
         LlmrlError: the parts of a run cannot work together, or a run makes no sense.
@@ -83,7 +94,15 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
     heading = "Plan of the sweep (dry_run=true: every part was built; beside a few steps for the time, nothing was run)"
     told = f"{len(todo):,} runs in {_processes(packs)}"
     told += f"; {len(done):,} are finished or somebody else's" if done else ""
-    return "\n".join([heading, told, _time(packs, configs, numbers, first)]), rows
+    title = "\n".join([heading, told, _time(packs, configs, numbers, first)])
+    requests = [text for group in by_backend(todo) for text in _requests(group)]
+    return SweepPlan(title, rows, requests)
+
+
+def _requests(jobs: Sequence[Job]) -> list[str]:
+    """What is requested from the scheduler of these jobs, which have the same backend."""
+    backend = jobs[0].hardware.backend
+    return backend.requests(backend.packs(jobs))
 
 
 def _numbers(experiment: Experiment) -> _Numbers:

@@ -8,11 +8,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import ConfigError, RunFolderError
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _COMMANDS = ("sbatch", "srun", "squeue")
+_OF_SUBMITIT = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
+"""Parameters that submitit turns into other options of sbatch or srun."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,19 @@ class Slurm(Backend):
                 own.append(job)
         return [pack for alike in by_hardware for pack in packed_into(alike, alike[0].hardware.jobs)]
 
+    def requests(self, packs: Sequence[Pack]) -> list[str]:
+        texts = []
+        for alike in _alike(packs, lambda pack: pack):
+            hardware = alike[0].hardware
+            asked = self._parameters(hardware, alike[0].cores, max(pack.memory_gb for pack in alike))
+            setup, extra = asked.pop("setup"), asked.pop("additional_parameters")
+            limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
+            jobs = f"an array of {len(alike):,} jobs{limit}" if len(alike) > 1 else "1 job"
+            options = {name: value for name, value in asked.items() if name not in _OF_SUBMITIT} | extra
+            given = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
+            texts.append(f"sbatch: {jobs}, each with {given}; before it starts: {'; '.join(setup)}")
+        return texts
+
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return packs[0].hardware.jobs_at_once
 
@@ -145,7 +161,7 @@ class Slurm(Backend):
                 found, refused = _take_on(pack, sweep_folder)
                 taken += found
                 outcomes += refused
-            for alike in _alike(taken):
+            for alike in _alike(taken, lambda each: each.pack):
                 before = ""
                 for chunk in (alike[i : i + limit] for i in range(0, len(alike), limit)):
                     if stop.requested:
@@ -238,6 +254,11 @@ class Slurm(Backend):
         return f"sbatch refused: {said}{hint}"
 
 
+def _option(value: Any) -> str:
+    """Return a value as sbatch takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(frozen=True)
 class _Taken:
     """A job that has been taken on: its runs, and what was written down of each."""
@@ -270,16 +291,16 @@ def _take_on(pack: Pack, sweep_folder: Path) -> tuple[list[_Taken], list[JobOutc
     return [_Taken(Pack(tuple(job for job, _ in taken)), tuple(queued for _, queued in taken))], failed
 
 
-def _alike(taken: Sequence[_Taken]) -> list[list[_Taken]]:
-    """Jobs grouped by what they ask of the cluster, and by what they wait for."""
-    groups: list[list[_Taken]] = []
-    for each in taken:
+def _alike(jobs: Sequence[T], pack_of: Callable[[T], Pack]) -> list[list[T]]:
+    """Group jobs by what they ask of the cluster, and by what they wait for."""
+    groups: list[list[T]] = []
+    for job in jobs:
         for group in groups:
-            if _asks(group[0].pack) == _asks(each.pack):
-                group.append(each)
+            if _asks(pack_of(group[0])) == _asks(pack_of(job)):
+                group.append(job)
                 break
         else:
-            groups.append([each])
+            groups.append([job])
     return groups
 
 
