@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.analysis.config_differences import config_differences
+from llmrl.analysis.config_differences import _without_absent_parts, config_differences
 from llmrl.analysis.groups import tasks_of
 from llmrl.analysis.runs import read_runs
 from llmrl.cli.sweep_report import main
@@ -38,8 +38,8 @@ def test_one_name_needs_no_name_in_labels(outputs: Path) -> None:
 def test_command_compares_and_shows_differences(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(outputs / "slow"), str(outputs / "fast"), "--diff", "--no-figures"])
     printed = capsys.readouterr().out
-    assert (outputs / "report" / "report.html").exists()
-    table = (outputs / "report" / "tables" / "unknown_scores.csv").read_text()
+    assert (outputs / "comparison" / "report.html").exists()
+    table = (outputs / "comparison" / "tables" / "unknown_scores.csv").read_text()
     assert "slow" in table and "fast" in table
     assert "agent.rate=0.1" in printed and "agent.rate=0.5" in printed
 
@@ -55,6 +55,21 @@ def test_differences_of_two_groups_are_columns_and_of_more_are_rows(outputs: Pat
     [five] = tasks_of(read_runs(outputs / "slow"), outputs)
     table = config_differences(five)
     assert table.columns == ["option", "value", "groups"] and len(table.rows) == 5
+
+
+def test_a_part_that_some_groups_lack_is_one_row() -> None:
+    configs = [
+        {"llm._target_": "a.b.Chat", "llm.model": "x", "llm.seed": "1", "env.n": "1"},
+        {"llm._target_": "a.b.Chat", "llm.model": "y", "llm.seed": "1", "env.n": "2"},
+        {"env.n": "1"},
+    ]
+    keys = sorted({key for config in configs for key in config})
+    cells = {key: [config.get(key, "-") for config in configs] for key in keys}
+    assert _without_absent_parts(cells, configs) == {
+        "env.n": ["1", "2", "1"],
+        "llm": ["Chat", "Chat", "-"],
+        "llm.model": ["x", "y", "-"],
+    }
 
 
 def test_equal_options_give_no_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.analysis.groups import Group, ReportTask
@@ -26,6 +27,7 @@ def config_differences(task: ReportTask) -> ReportTable:
     keys = sorted({key for config in configs for key in config})
     values = {key: [config.get(key, NOTHING) for config in configs] for key in keys}
     differing = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
+    differing = _without_absent_parts(differing, configs)
     names = [group.shown for group in task.groups]
     columns, rows = ["option", *names], [[key, *cells] for key, cells in differing.items()]
     if len(names) > _MOST_COLUMNS:
@@ -37,6 +39,31 @@ def config_differences(task: ReportTask) -> ReportTable:
         ]
     caption = f"Options of {task.title} in which groups differ"
     return ReportTable("config_differences", caption, [columns, *rows], columns, rows, len(columns))
+
+
+def _without_absent_parts(
+    differing: Mapping[str, list[str]], configs: Sequence[Mapping[str, str]]
+) -> dict[str, list[str]]:
+    """Replace the options of a part that only some groups have by one row, with the class of the part.
+
+    Options in which the groups that have the part differ from each other stay.
+    """
+    present = {
+        part: [any(key.startswith(f"{part}.") for key in config) for config in configs]
+        for part in dict.fromkeys(key.partition(".")[0] for key in differing if "." in key)
+    }
+    rows: dict[str, list[str]] = {}
+    for key, cells in differing.items():
+        part = key.partition(".")[0]
+        if part not in present or all(present[part]):
+            rows[key] = cells
+            continue
+        classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
+        rows[part] = [name if has else NOTHING for name, has in zip(classes, present[part], strict=True)]
+        within = {cell for cell, has in zip(cells, present[part], strict=True) if has}
+        if len(within) > 1 and not key.endswith("._target_"):
+            rows[key] = cells
+    return rows
 
 
 def _config(group: Group) -> dict[str, str]:

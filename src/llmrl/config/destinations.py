@@ -108,9 +108,9 @@ def typed_entries(config: Mapping[str, Any], keys: set[str]) -> list[str]:
         config: composed, plain data.
         keys: keys of the overrides that the user has typed.
     """
-    entries = [each.entry for each in destinations(config) if each.is_typed(keys)]
-    record_destinations(entries)
-    return entries
+    typed = [each for each in destinations(config) if each.is_typed(keys)]
+    record_destinations([each.entry for each in typed if not each.is_approved(())])
+    return [each.entry for each in typed]
 
 
 def with_approvals(config: Mapping[str, Any], keys: set[str] | None = None) -> dict[str, Any]:

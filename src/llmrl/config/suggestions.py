@@ -151,7 +151,7 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
     pairs = [a.partition("=")[::2] for a in overrides]
     groups = {entry.name for entry in resources.files("llmrl.conf").iterdir() if entry.is_dir()}
     choices = [f"{key}={value.split(',')[0]}" for key, value in pairs if key in groups]
-    searchpath = [str(folder) for folder in folders(arguments)]
+    searchpath = [str(Path(folder).expanduser().absolute()) for folder in folders(arguments)]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("llmrl.conf", **BASE):
@@ -162,6 +162,8 @@ def missing_field(arguments: Sequence[str], primary: str = "train") -> str | Non
         if key.partition("@")[0] in groups:  # the choice of a part, not a field
             continue
         *parents, field = key.split(".")
+        while parents and not isinstance(OmegaConf.select(config, ".".join(parents)), DictConfig):
+            *parents, field = parents  # the first part of the key that is not there
         node = OmegaConf.select(config, ".".join(parents)) if parents else config
         if isinstance(node, DictConfig) and field not in list(node):  # `in` denies a field without a default
             valid = [str(name) for name in node if name != "_target_"]

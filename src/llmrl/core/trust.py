@@ -227,7 +227,8 @@ def approved_destinations() -> list[str]:
 
 
 def record_destinations(entries: Iterable[str]) -> None:
-    """Add destinations of API keys to the user's file, for later commands; a warning if it cannot be written."""
+    """Add destinations of API keys to the user's file, for later commands, and say so on standard error; warn if it
+    cannot be written."""
     path = user_file()
     try:
         if not (new := [entry for entry in dict.fromkeys(entries) if entry not in _listed()]):
@@ -239,6 +240,7 @@ def record_destinations(entries: Iterable[str]) -> None:
             unfinished = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
             # One write, so that lines of concurrent commands do not mix.
             os.write(descriptor, "".join(("\n" * unfinished, *(f"{entry}\n" for entry in new))).encode())
+        sys.stderr.write(f"approved, as it was typed, and recorded in {path}: {', '.join(new)}\n")
     except (OSError, ConfigError) as error:
         log.warning("%s cannot record where API keys may be sent: %s", path, error)
 

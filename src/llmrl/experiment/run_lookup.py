@@ -146,6 +146,11 @@ def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
     wanted = [run for run in runs if reference.seed in (None, seed_of(run))]
     if len(wanted) == 1:
         return wanted[0]
+    if not wanted and reference.kind == "latest":
+        raise RunFolderError(
+            f"{reference}: latest:{reference.what} is the experiment whose run was finished last, and it has no "
+            f"finished run of seed {reference.seed}; there are {listing(runs)}. Name another one by run:<hash>"
+        )
     raise RunFolderError(f"{reference} is not one run, there are {listing(wanted or runs)}")
 
 
