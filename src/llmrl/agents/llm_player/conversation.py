@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,10 +14,22 @@ from llmrl.llms.images import IMAGES
 
 Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
 """What an observation is accompanied by."""
+LONGEST_BETWEEN = 120
+"""Characters of the longest entry of an observation between two decisions."""
 SHOWN: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
 """Of these, what is about the present episode alone: the default."""
 
 Message = dict[str, Any]
+
+
+def shortened(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was observed between two decisions without long entries, such as maps, which the newest observation
+    repeats."""
+    seen = frame.get("observation")
+    if not isinstance(seen, Mapping):
+        return dict(frame)
+    short = {name: value for name, value in seen.items() if len(said(value)) <= LONGEST_BETWEEN}
+    return {**frame, "observation": short}
 
 
 @dataclass
@@ -113,7 +125,8 @@ class PlayerConversation:
         told = {"no_usable_reply": self.replaced} if self.replaced else {}
         plan: dict[str, Any] = {"your_plan": self.plan} if self._plan_is_lost(shown) else {}
         plan |= {"talk": True} if self.asked_to_talk else {}
-        return said({**told, **({"since_your_last_action": before} if before else {}), **now, **plan})
+        between = [shortened(frame) for frame in before]
+        return said({**told, **({"since_your_last_action": between} if between else {}), **now, **plan})
 
     def _plan_is_lost(self, shown: int) -> bool:
         """Whether there is a plan, and no turn that is shown has it."""
