@@ -1,4 +1,4 @@
-"""Without a study, language models are expected to cost little: the defaults of an experiment are not an expensive one."""
+"""Without a study, language models are expected to cost little by default."""
 
 from pathlib import Path
 
