@@ -23,11 +23,18 @@ def server_options(server, *more):
 
 
 def test_check_of_a_server(capsys):
-    with FakeOpenAIServer(lambda messages: '{"number": 7}') as server:
+    with FakeOpenAIServer(lambda messages: '{"number": 7, "word": "blue"}') as server:
         code, text = call(capsys, *server_options(server, "llm.input_price=1", "llm.output_price=2"))
     assert code == 0 and len(server.requests) == 1
-    for part in ("fake-model at http://127.0.0.1", "accepted", "11 in, 7 out", "$0.000025", " s ", "context window"):
+    for part in ("fake-model at http://127.0.0.1", "accepted and kept", "11 in, 7 out", "$0.000025", " s ", "context"):
         assert part in text, part
+
+
+def test_check_of_a_server_that_ignores_schemas(capsys):
+    with FakeOpenAIServer(lambda messages: '{"number": 1}') as server:
+        code, text = call(capsys, *server_options(server))
+    assert code == 0 and "ignored" in text and "llm.structured=false" in text
+    assert "the number 1 instead of 7" in text
 
 
 def test_check_of_a_server_without_schemas(capsys):

@@ -6,17 +6,27 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from llmrl.cli.small_model import add_arguments
 from llmrl.run.command_exit import interruptible
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from llmrl.core.model_protocols import Scorer
+    from llmrl.core.records import ChatReply
     from llmrl.llms.client import ChatClient
 
 PROBE = "check"
 """Purpose of the test request, as logged."""
+NUMBER = 7
+"""The number that the prompt of `check` asks for."""
+IGNORED = (
+    "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
+    "follows the prompt; llm.structured=false sends no schemas"
+)
+"""What is printed of a server that takes a schema and does not keep to it."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,8 +94,11 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     from llmrl.llms.reading.object_parser import parse_json
     from llmrl.llms.structured import InvalidReply, json_schema, read
 
-    class Probe(BaseModel):
+    class Number(BaseModel):
         number: int
+
+    class Probe(Number):
+        word: Literal["blue", "green"]  # in the schema alone: who ignores the schema leaves it out
 
     client.forget()  # a cached answer would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
@@ -105,14 +118,16 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     seconds = time.perf_counter() - start
     form = "a reply of the form asked for"
     try:
-        read(reply, lambda said: parse_json(said.text, Probe, said.cut))
+        answer = read(reply, lambda said: parse_json(said.text, Number, said.cut))
+        if answer.number != NUMBER:
+            form = f"a reply of the form asked for, but with the number {answer.number} instead of {NUMBER}"
     except InvalidReply as fault:
         cut = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
         form = f"{cut}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
     if refusal:
         structured = f"refused, set llm.structured=false: {refusal}"
     elif asked:
-        structured = "accepted"
+        structured = "accepted and kept" if _is_read(reply, Probe) else IGNORED
     else:
         structured = "not asked for: the format is described in the prompt only"
     provider = client.provider
@@ -126,6 +141,18 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         ("cost", "unknown: no prices or no token counts" if reply.cost is None else f"${reply.cost:.6f}"),
         ("context window", "unknown" if provider.context_window is None else f"{provider.context_window:,} tokens"),
     ]
+
+
+def _is_read(reply: ChatReply, model: type[BaseModel]) -> bool:
+    """Return whether a reply holds an object of a type."""
+    from llmrl.llms.reading.object_parser import parse_json
+    from llmrl.llms.structured import InvalidReply, read
+
+    try:
+        read(reply, lambda said: parse_json(said.text, model, said.cut))
+    except InvalidReply:
+        return False
+    return True
 
 
 def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
