@@ -692,3 +692,52 @@ class TestScripted:
     def test_other_questions_are_refused(self):
         with pytest.raises(LLMError, match="no rule for this question"):
             scripted().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])
+
+
+class TestBoundedHistory:
+    @pytest.mark.parametrize("society", [CLEANUP, ESCAPE_ROOM], ids=["cleanup", "escape_room"])
+    def test_questions_stop_growing_and_keep_their_beginnings(self, society):
+        principal = llm_principal(society, scripted(), history_tokens=4000)
+        rng = np.random.default_rng(0)
+        texts = []
+        for step in range(320):
+            vector = principal.space.low + rng.random(principal.space.dim) * (
+                principal.space.high - principal.space.low
+            )
+            context = step % len(society.contexts) if society.contexts else None
+            made = result(society, vector, context, n=3)
+            principal.tell([replace(made, value=float(rng.normal()))])
+            texts.append(principal.question(society.contexts[0] if society.contexts else None).text)
+        tokens = np.array([len(text) / 4 for text in texts])
+        assert tokens[160:].max() < tokens[0] + 4000 * 1.5
+        # Of two questions in a row the beginning is the same in most cases.
+        shared = [_shared(a, b) for a, b in zip(texts, texts[1:], strict=False)]
+        assert np.mean(np.array(shared[160:]) / (4 * tokens[160:-1])) > 0.7
+
+    def test_what_is_not_shown_is_summed_up(self):
+        principal = llm_principal(CLEANUP, scripted(), history_tokens=1)
+        for i in range(100):
+            made = result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3)
+            principal.tell([replace(made, value=float(i))])
+        text = principal.question(None).text
+        assert "Of the payoffs of all 100 proposals a tenth is below 9.9, half is below 49.5" in text
+        shown = text.count("-> payoff")
+        assert 12 <= shown <= 16 and "-> payoff 99" in text
+
+    def test_few_proposals_are_all_shown(self):
+        whole, bounded = (told(CLEANUP, vectors_for(CLEANUP) * 3, history_tokens=n) for n in (None, 8000))
+        assert whole.question(None).text == bounded.question(None).text
+
+    def test_a_resumed_principal_asks_the_same(self):
+        principal = llm_principal(CLEANUP, scripted(), history_tokens=1500)
+        for i in range(60):
+            principal.tell([replace(result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3), value=float(i % 7))])
+        text = principal.question(None).text
+        resumed = llm_principal(CLEANUP, scripted(), history_tokens=1500)
+        resumed.load_state_dict(principal.state_dict())
+        assert resumed.question(None).text == text
+
+
+def _shared(one, other):
+    """Characters of the common beginning of two texts."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -43,6 +43,7 @@ def llm_principal(
     advice: bool | None = None,
     turns: PositiveInt | None = None,
     episode_steps: NonNegativeInt | None = None,
+    history_tokens: PositiveInt | None = None,
 ) -> LLMPrincipal:
     """Return an `LLMSearch` where there is a policy to search, else an `LLMMechanismPrincipal`.
 
@@ -76,6 +77,10 @@ def llm_principal(
         sliding_history: show exactly `window` or `newest` of the last proposals (published); else the list grows to
             less than twice as many before it is cut, so that providers can cache most of a prompt.
 
+        history_tokens: tokens of the history in a question with `all`. If there are more, it shows the best and the
+            newest proposals, and quantiles of all payoffs. None: all are shown, as long as the model's context window
+            has room.
+
     Raises:
         ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
     """
@@ -101,6 +106,7 @@ def llm_principal(
         step_size=step_size,
         optimum=optimum,
         sliding_history=sliding_history,
+        history_tokens=history_tokens,
     )
     form: dict[str, Any] = {
         "rows": rows,

@@ -126,7 +126,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
 
     def _repeated(self, context: str | None) -> list[Record]:
         """What was tried more than once: of many the best, oldest first."""
-        found = self.history.repeated(self.settings.history, self.settings.contexts, context)
+        found = self.history.repeated(self.shown.history, self.shown.contexts, context)
         return self.history.trim(found, "best", min(len(found), REPEATED))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:

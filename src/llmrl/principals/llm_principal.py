@@ -6,7 +6,7 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,10 @@ NUMBER_TOKENS = 4
 """Tokens of each further number in estimates of cost."""
 NOT_ITS_OWN = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
 MOVED = "numbers of your reply were outside their ranges and were put at the nearest end"
+SAMPLE = 16
+"""Proposals, the first ones, by which the tokens of a row of the history are estimated."""
+FEWEST_ROWS = 16
+"""Rows of the history that a question shows at least, whatever `history_tokens` is."""
 TOLD = 8
 """Most numbers out of bounds that an error message lists."""
 
@@ -60,6 +64,7 @@ class LLMSettings:
     step_size: float | None
     optimum: float | None
     sliding_history: bool
+    history_tokens: int | None
 
 
 class LLMPrincipal(ABC):
@@ -103,6 +108,8 @@ class LLMPrincipal(ABC):
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
         self.in_reply = 1  # vectors per reply in the last `ask`
         self.asker = self._new_asker()
+        self.shown = settings  # selection of the history in the present question
+        self._row_tokens: float | None = None
 
     @abstractmethod
     def render(
@@ -234,24 +241,47 @@ class LLMPrincipal(ABC):
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Query:
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
+        self.shown = self._bounded(context)
         selected = self.select(context)
         return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
 
     def select(self, context: str | None) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""
-        chosen = self.settings
+        chosen = self.shown
         return self.history.select(chosen.history, chosen.window, chosen.contexts, context, chosen.newest)
+
+    def _bounded(self, context: str | None) -> LLMSettings:
+        """Return the settings of the history in the next question.
+
+        If all proposals would take more than `history_tokens` tokens, the best and the newest are shown instead, as
+        many as the tokens allow. Their number does not depend on later proposals, so that most questions begin as the
+        one before.
+        """
+        chosen, records = self.settings, self.history.records
+        if chosen.history != "all" or chosen.history_tokens is None or len(records) < FEWEST_ROWS:
+            return chosen
+        if self._row_tokens is None or len(records) <= SAMPLE:
+            sample = [record | {"measured": [record["index"]]} for record in records[:SAMPLE]]
+            self.shown = chosen
+            whole, without = (estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0))
+            self._row_tokens = max(1.0, (whole - without) / len(sample))
+        contexts = 1 if chosen.contexts == "own" else max(1, len(self.history.contexts))
+        most = max(FEWEST_ROWS, int(chosen.history_tokens / self._row_tokens) // contexts)
+        if max(len(self.history.in_context(name)) for name in self.history.contexts) <= most:
+            return chosen
+        # The newest grow to less than twice as many before they are cut.
+        return replace(chosen, history="best_and_last", window=most // 2, newest=most // 4)
 
     def _render(
         self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
     ) -> Prompt:
         """Render the question with `n` of the `selected` records."""
-        shown = self.history.trim(selected, self.settings.history, n)
+        shown = self.history.trim(selected, self.shown.history, n)
         return self.render(context, proposal, proposals, shown, self._selection(context, selected, n))
 
     def _selection(self, context: str | None, selected: list[Record], n: int) -> str | None:
         """Return a sentence about the records left out if `n` of the `selected` ones are shown; None: none are."""
-        chosen = self.settings
+        chosen = self.shown
         own = chosen.contexts == "own" and bool(self.spec.contexts)
         made = len(self.history.records)
         named = [context] if own else self.history.contexts
@@ -267,7 +297,8 @@ class LLMPrincipal(ABC):
                 return f"Shown are the proposals{each} that were better than all before them, and the newest."
             if chosen.history == "best_and_last":
                 best = f"{chosen.window} best of the others"
-                return f"Shown are {least}the {chosen.newest} newest proposals{each} and the {best}."
+                made_of = "" if self.settings.history == "best_and_last" else self._summary()
+                return f"Shown are {least}the {chosen.newest} newest proposals{each} and the {best}.{made_of}"
             if chosen.history == "last":
                 return f"Shown are {least}the {chosen.window} newest proposals{each}."
             return f"Shown are the {chosen.window} best proposals{each}."
@@ -275,6 +306,15 @@ class LLMPrincipal(ABC):
             return "None of them was made in this context, so none is shown."
         elsewhere = own and len(self.history.in_context(context)) < made
         return f"Shown are the proposals{here}." if elsewhere else None
+
+    def _summary(self) -> str:
+        """Return a sentence about the payoffs of all proposals, of which not all are shown."""
+        payoffs = np.array([record["payoff"] for record in self.history.records])
+        low, middle, high = (f"{x:.4g}" for x in np.quantile(payoffs, (0.1, 0.5, 0.9)))
+        return (
+            f" Of the payoffs of all {len(payoffs)} proposals a tenth is below {low}, half is below {middle}, and a "
+            f"tenth is above {high}."
+        )
 
     def parse(self, text: str) -> np.ndarray:
         """Return the vector [d] in a reply, as it will be tried.

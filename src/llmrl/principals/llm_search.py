@@ -262,7 +262,7 @@ class LLMSearch(LLMPrincipal):
             optimum=self.settings.optimum,
             observations=self.settings.observations,
             rows=[self._row(record) for record in shown],
-            repeated=[self._repeated(record) for record in self.history.repeated(self.settings.history)],
+            repeated=[self._repeated(record) for record in self.history.repeated(self.shown.history)],
             beginnings=self._beginnings(),
             best=self._best() if self.form.advice else None,
             made=len(self.history.records),
