@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -711,7 +712,7 @@ class TestBoundedHistory:
         tokens = np.array([len(text) / 4 for text in texts])
         assert tokens[160:].max() < tokens[0] + 4000 * 1.5
         # Of two questions in a row the beginning is the same in most cases.
-        shared = [_shared(a, b) for a, b in zip(texts, texts[1:], strict=False)]
+        shared = [_shared(a, b) for a, b in itertools.pairwise(texts)]
         assert np.mean(np.array(shared[160:]) / (4 * tokens[160:-1])) > 0.7
 
     def test_what_is_not_shown_is_summed_up(self):
