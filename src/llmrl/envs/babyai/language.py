@@ -122,8 +122,8 @@ ENGLISH = Language(
         "going to an object, picking one up, opening a door or putting one object next to another. You see only a part "
         "of the grid, in front of you; walls and closed doors hide what is behind them. You can carry one object at a "
         "time. To go to an object is to stand in front of it and face it. Fulfilling the mission ends the episode with "
-        "a reward, which is the larger the faster; there is no other reward. The episode also ends when its steps run "
-        "out."
+        "a reward, which is the larger the faster; there is no other reward. The episode also ends after {steps} "
+        "steps. Going forward into something that is in the way has no effect, and is a step all the same."
     ),
     view="what you see, with distances in steps from you, seen in the direction you face, and what you carry",
     mission="what you are to do",
@@ -188,7 +188,8 @@ FRENCH = Language(
         "autre. Tu ne vois que la partie de la grille qui est devant toi; les murs et les portes fermées cachent ce "
         "qui est derrière. Tu ne peux porter qu'un objet à la fois. Aller à un objet, c'est se tenir devant lui et lui "
         "faire face. Accomplir la mission termine l'épisode avec une récompense, d'autant plus grande que c'est fait "
-        "vite; il n'y en a pas d'autre. L'épisode se termine aussi quand ses pas sont épuisés."
+        "vite; il n'y en a pas d'autre. L'épisode se termine aussi après {steps} pas. Avancer "
+        "vers quelque chose qui bloque le chemin n'a aucun effet, mais compte comme un pas."
     ),
     view="ce que tu vois, avec les distances en pas, dans la direction où tu regardes, et ce que tu portes",
     mission="ce que tu dois faire",

@@ -135,7 +135,7 @@ class BabyAIEnv(ReplayableEnv):
         words, size = LANGUAGES[self._language], self._games.size
         does = [words.does[min(i, len(words.does) - 1)] for i in range(len(self._names))]
         text = EnvDescription(
-            goal=words.play,
+            goal=words.play.format(steps=longest),
             observation=(("mission", words.mission), ("view", words.view)),
             actions=tuple(zip(self._names, does, strict=True)),
             example=self._text(0),
