@@ -55,8 +55,13 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     if llm is None:
         return {}
     totals = llm.metrics() if isinstance(llm, UsageMeter) else {}
+    prompt, reply, cached = (totals.get(f"llm/{name}_tokens") for name in ("prompt", "completion", "cached"))
     shown = {
         "llm_calls": totals.get("llm/calls"),
+        "llm_tokens": None if prompt is None or reply is None else prompt + reply,
+        "llm_cached_share": None
+        if cached is None or not prompt
+        else cached / prompt,  # of prompt tokens, by the provider
         "llm_calls_paid": totals.get("spent/llm_calls"),
         "llm_usd_paid": totals.get("spent/llm_cost"),
         "llm_judged_replies": totals.get("llm/judged_replies"),
