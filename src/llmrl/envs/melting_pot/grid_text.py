@@ -103,7 +103,8 @@ def game_text(
         goal = (
             f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
             f"walk onto {eaten}. Apples grow in the orchard, the faster the cleaner the river is, and not at all once "
-            "40 % of it is dirty. The river gets dirtier by itself, by about a cell every two steps. Players can clean it where they stand close to dirt "
+            "40 % of it is dirty. The river gets dirtier by itself, by about a cell every two steps. Players "
+            "can clean it where they stand close to dirt "
             f"and face it; {cleaning}everybody profits from it.{zap}{paid} "
             "Only your own reward counts for you, over the whole episode."
         )
