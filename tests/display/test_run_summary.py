@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl.display.run_summary import logger_lines, print_summary
+from llmrl.display.run_summary import evaluate_command, logger_lines, print_summary
 
 
 def measurement(objective, fee):
@@ -58,6 +58,12 @@ def test_values_of_the_objective_differ_in_words(capsys, tmp_path, evaluated):
     [result] = [name for name, value in rows.items() if "the result" in value]
     assert result == (values["92"] if evaluated else online)
     assert not {"recommendation", "recommendation standard error"} & set(rows)
+
+
+def test_the_command_for_films_trusts_what_the_run_trusted():
+    config = {"trusted_modules": ["my_package", "KEY@https://host", "http://localhost:8000"]}
+    assert evaluate_command(config, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video --trust my_package"
+    assert evaluate_command({}, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from llmrl.display.console import near, print_rows, terminal
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
-from llmrl.run.artifacts import RESULTS_NAME
+from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
 from llmrl.run.sinks.sink import FOLDER as LOGGERS_FOLDER
 from llmrl.run.source_copies import changed_sources
 from llmrl.run.status import SUMMARY_NAME
@@ -55,7 +55,7 @@ def print_skipped(run: Run) -> None:
         console.print(
             f"It was run with play.videos={made}, and {wanted} are asked for: rerun=true plays the same episodes "
             "again, with videos (replies that llm.cache kept are not paid again), and "
-            f"{shlex.join(['llmrl-evaluate', str(near(run.folder)), '--video'])} records an episode of another seed.",
+            f"{evaluate_command(run.config, near(run.folder))} records an episode of another seed.",
             soft_wrap=True,
         )
 
@@ -116,11 +116,21 @@ def print_summary(run: Run) -> None:
     print_validity_warning(console, run.summary)
     for line in logger_lines(run.config["loggers"], run.folder):
         console.print(line, soft_wrap=True)
-    console.print(
-        f"Video and table of episodes: {shlex.join(['llmrl-evaluate', str(run.folder), '--video'])}", soft_wrap=True
-    )
+    console.print(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}", soft_wrap=True)
     if "principal_steps" in run.summary:
         console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
+
+
+def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
+    """Return the command that films a run, with the modules that were trusted for it on its command line.
+
+    Args:
+        config: config of the run, with `trusted_modules`.
+        folder: run folder.
+    """
+    modules = [entry for entry in config.get(TRUSTED_KEY, ()) if "@" not in entry and "://" not in entry]
+    trusted = [word for module in modules for word in ("--trust", module)]
+    return shlex.join(["llmrl-evaluate", str(folder), "--video", *trusted])
 
 
 def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
