@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.records import Briefing, ChatRequest
+from llmrl.core.records import Briefing, ChatRequest, Pretraining
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import OBJECTIVES
@@ -693,6 +693,26 @@ class TestScripted:
     def test_other_questions_are_refused(self):
         with pytest.raises(LLMError, match="no rule for this question"):
             scripted().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])
+
+
+@pytest.mark.parametrize(
+    ("pretraining", "words"),
+    [
+        (
+            Pretraining(256000, (0.0, 0.0, 0.0), (1.5, 3.0, 0.0)),
+            "trained for 256,000 steps of the game, in episodes under many different numbers: eat from 0 to 1.5, "
+            "clean from 0 to 3, other from 0 to 0.",
+        ),
+        (Pretraining(1000), "trained for 1,000 steps of the game without any of these numbers."),
+        (Pretraining(1000, (0.0,), (1.0,)), "trained for 1,000 steps of the game."),  # of another mechanism
+    ],
+)
+def test_how_agents_were_trained_before_is_told(pretraining, words):
+    principal = llm_principal(CLEANUP, scripted())
+    principal.brief(Briefing(8, 2, 2, 1, True, pretraining=pretraining))
+    assert f"Before the first generation the agents were {words}" in principal.question(None).text
+    principal.brief(Briefing(8, 2, 2, 1, True))
+    assert "Before the first generation" not in principal.question(None).text
 
 
 class TestBoundedHistory:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from llmrl.agents.pretraining import pretraining_of
 from llmrl.algorithms.meta_gradient import MetaGradient
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import ConfigError
@@ -164,6 +165,7 @@ class PPOAgent:
         if freeze == "core" and init_from is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
         self.shares_learning = init_from is not None
+        self.pretraining = None if init_from is None else pretraining_of(Path(init_from))
         self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
         if init_from is not None:
             self._start_from(Path(init_from), init_parts)

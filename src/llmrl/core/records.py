@@ -151,6 +151,20 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Pretraining:
+    """How agents were trained before the run.
+
+    Attributes:
+        env_steps: environment steps, summed over games.
+        low, high: range of each value of the mechanism that episodes were played under; empty: no mechanism was set.
+    """
+
+    env_steps: int
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Briefing:
     """Facts about the run that a language-model principal is told.
 
@@ -164,6 +178,7 @@ class Briefing:
         games: games that a society plays side by side in each round.
         updates: updates of a society per training round; 0: the agents do not learn.
         confirmations: measurements after the last proposal that compare the leading vectors again.
+        pretraining: how the agents were trained before; None: they were not, or it is unknown.
     """
 
     steps: int
@@ -175,6 +190,7 @@ class Briefing:
     games: int = 1
     updates: int = 1
     confirmations: int = 0
+    pretraining: Pretraining | None = None
 
 
 @dataclass(frozen=True)

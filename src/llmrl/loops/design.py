@@ -127,6 +127,7 @@ class DesignLoop:
                 games=self.societies.games,
                 updates=len(self.adaptation.pieces) if self.agents[0].learns else 0,
                 confirmations=self.confirm_steps * self.candidates,
+                pretraining=getattr(self.agents[0], "pretraining", None),
             )
             self.principal.brief(briefing)
 
