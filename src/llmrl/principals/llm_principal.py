@@ -297,8 +297,8 @@ class LLMPrincipal(ABC):
                 return f"Shown are the proposals{each} that were better than all before them, and the newest."
             if chosen.history == "best_and_last":
                 best = f"{chosen.window} best of the others"
-                made_of = "" if self.settings.history == "best_and_last" else self._summary()
-                return f"Shown are {least}the {chosen.newest} newest proposals{each} and the {best}.{made_of}"
+                summary = "" if self.settings.history == "best_and_last" else self._summary()
+                return f"Shown are {least}the {chosen.newest} newest proposals{each} and the {best}.{summary}"
             if chosen.history == "last":
                 return f"Shown are {least}the {chosen.window} newest proposals{each}."
             return f"Shown are the {chosen.window} best proposals{each}."

@@ -134,11 +134,11 @@ class Slurm(Backend):
         texts = []
         for alike in _alike(packs, lambda pack: pack):
             hardware = alike[0].hardware
-            asked = self._parameters(hardware, alike[0].cores, max(pack.memory_gb for pack in alike))
-            setup, extra = asked.pop("setup"), asked.pop("additional_parameters")
+            parameters = self._parameters(hardware, alike[0].cores, max(pack.memory_gb for pack in alike))
+            setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
             limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
             jobs = f"an array of {len(alike):,} jobs{limit}" if len(alike) > 1 else "1 job"
-            options = {name: value for name, value in asked.items() if name not in _OF_SUBMITIT} | extra
+            options = {name: value for name, value in parameters.items() if name not in _OF_SUBMITIT} | extra
             given = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
             texts.append(f"sbatch: {jobs}, each with {given}; before it starts: {'; '.join(setup)}")
         return texts
