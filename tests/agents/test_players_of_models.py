@@ -23,7 +23,14 @@ from models import Echo, ask
 
 SOCIETY = (
     *("env=cleanup", "env.n_agents=3", "env.observe=[text]", "env.mechanism=null", "env.n_envs=1", "env.horizon=4"),
-    *("agent=llm_player", "play.episodes=2", "llm=openai_compatible", "llm.max_invalid=null"),
+    *(
+        "agent=llm_player",
+        "agent.action_every=1",
+        "agent.history=10",
+        "play.episodes=2",
+        "llm=openai_compatible",
+        "llm.max_invalid=null",
+    ),
 )
 
 

@@ -196,7 +196,13 @@ def test_players_of_two_batched_models(tmp_path):
         return json.dumps({"reflection": "on", "action": "FORWARD"})
 
     society = ("env=cleanup", "env.n_agents=3", "env.observe=[text]", "env.mechanism=null", "env.n_envs=2")
-    play = ("env.horizon=2", "agent=llm_player", "play.episodes=2", "agent.players={llm:1,claude_haiku:2}")
+    play = (
+        "env.horizon=2",
+        "agent=llm_player",
+        "agent.action_every=1",
+        "play.episodes=2",
+        "agent.players={llm:1,claude_haiku:2}",
+    )
     with FakeBatchServer("openai", reply=act, key=KEY) as one, FakeBatchServer("anthropic", reply=act, key=KEY) as two:
         other = {"api_base": two.url, "api_key_env": "ANTHROPIC_API_KEY"}
         other |= dict(word.removeprefix("llm.").split("=") for word in QUICK[:3])

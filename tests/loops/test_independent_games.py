@@ -24,7 +24,15 @@ from llmrl.run import trajectories
 from llmrl.run.files import read_lines
 from llmrl.run.run import Run
 
-PLAY = ("agent=llm_player", "llm=openai_compatible", "llm.model=fake-model", "env.n_envs=4", "play.episodes=10")
+PLAY = (
+    "agent=llm_player",
+    "agent.action_every=1",
+    "agent.history=10",
+    "llm=openai_compatible",
+    "llm.model=fake-model",
+    "env.n_envs=4",
+    "play.episodes=10",
+)
 PLAY = (*PLAY, "llm.limits.concurrency=4", "llm.max_invalid=null", "llm.retry.retries=0")
 SOCIETY = ("env.observe=[text]", "env.mechanism=null", "env.n_agents=2")
 GAMES = {

@@ -204,7 +204,6 @@ def test_an_interrupted_trial_is_not_a_failed_one(tmp_path, options_folder, laun
         (("principal=ucb,thomson",), "thomson"),
         (("principal=ucb,thompson", "principal.coefficient=interval(0,1)"), "principal.coefficient"),
         (("env=escape_room,cleanup",), "several folders, escape_room, cleanup; choose one with name=<name>"),
-        (("design.steps=1,2", "dry_run=true", "hydra.sweeper.trials=1"), "leave out dry_run=true"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_has_run(tmp_path, arguments, message):
