@@ -25,8 +25,6 @@ SOCIETY = (
     *("env=cleanup", "env.n_agents=3", "env.observe=[text]", "env.mechanism=null", "env.n_envs=1", "env.horizon=4"),
     *(
         "agent=llm_player",
-        "agent.action_every=1",
-        "agent.history=10",
         "play.episodes=2",
         "llm=openai_compatible",
         "llm.max_invalid=null",
@@ -46,6 +44,7 @@ def half(messages):
 def society(root, first, second, *more):
     return (
         *SOCIETY,
+        *("agent.action_every=1", "agent.history=10"),
         *("agent.players={llm:1,vllm:2}", f"llm.base_url={first.url}", f"+llm.others.vllm.base_url={second.url}"),
         *("+llm.others.vllm.model=another", f"output_root={root}", *more),
     )
