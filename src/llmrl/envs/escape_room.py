@@ -254,7 +254,7 @@ class EscapeRoom:
         when_closed = np.where(moved, MOVE_REWARD, 0.0)
         base = np.where(door_open[:, None], when_open, when_closed) * active[:, None]
         paid = np.take_along_axis(self._incentives, self._place, axis=1) * active[:, None]
-        net = paid - paid.mean(axis=1, keepdims=True) if self._budget_balanced else paid
+        net = charge_equally(paid) if self._budget_balanced else paid
 
         info = {name: counts[:, i] * active for i, name in enumerate(self.spec.metrics) if i < self._n_places}
         info["door_open"] = door_open & active

@@ -143,12 +143,12 @@ def tax_jacobian(raw: Array, income: Array, low: Array, high: Array, multiplier:
     return total, multiplier * (total / raw.shape[1])[:, None] - multiplier * earned
 
 
-def charge_equally(reward_jacobian: Array) -> Array:
-    """Return the Jacobian [n_envs, n_agents, d] of payments that all agents pay for in equal shares.
+def charge_equally(paid: Array) -> Array:
+    """Return payments, or their Jacobian, [n_envs, n_agents, ...], less equal shares that all agents pay for them.
 
     Each agent is charged the mean payment of the step, so the sum of rewards does not depend on the values.
     """
-    return reward_jacobian - reward_jacobian.mean(1)[:, None]
+    return paid - paid.mean(1)[:, None]
 
 
 class BracketedTax:

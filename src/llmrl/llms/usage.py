@@ -59,9 +59,8 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     shown = {
         "llm_calls": totals.get("llm/calls"),
         "llm_tokens": None if prompt is None or reply is None else prompt + reply,
-        "llm_cached_share": None
-        if cached is None or not prompt
-        else cached / prompt,  # of prompt tokens, by the provider
+        # Of prompt tokens, those that the provider had kept.
+        "llm_cached_share": cached / prompt if cached is not None and prompt else None,
         "llm_calls_paid": totals.get("spent/llm_calls"),
         "llm_usd_paid": totals.get("spent/llm_cost"),
         "llm_judged_replies": totals.get("llm/judged_replies"),

@@ -213,7 +213,7 @@ class Study:
         with self._readable():
             [stored] = [each for each in self._whole() if each.number == trial.number]
             if len(results) not in stored.intermediate_values:  # a search that goes on repeats what is stored
-                # Study.ask returned this trial to another process, or before others.
+                # The object that Study.ask returned may belong to an earlier process.
                 Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
                 [stored] = [each for each in self._whole() if each.number == trial.number]
             if not self._pruner().prune(self._study, stored):
