@@ -334,6 +334,16 @@ class TestStop:
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert "at most 240," in said and "at a confirmed mean return of 50" in said, "30 x 4, and as many to confirm"
 
+    def test_it_is_the_greatest_possible_return_by_default(self, tmp_path):
+        _, folder, _, proposals = searched(tmp_path, "env.horizon=500", *self.COMMON, "search.iterations=400")
+        found = summary(folder)
+        assert found["solved"] and found["iterations"] < 400
+        assert np.mean(proposals[-1]["returns"]) == 500
+
+    def test_a_game_without_a_known_maximum_has_no_level(self, tmp_path, capsys):
+        run("env=frozen_lake", "agent=tabular", "principal=random", "dry_run=true", f"output_root={tmp_path}")
+        assert "confirmed mean return" not in capsys.readouterr().out
+
     def test_external_algorithms_refuse_it(self, tmp_path):
         with pytest.raises(ConfigError, match=r"search\.stop_at"):
             run("env=cartpole", "agent=sb3", "search.stop_at=100", f"output_root={tmp_path}")

@@ -297,6 +297,7 @@ class EnvSpec:
         facts: facts of this game (rules, map, payments) that prompts state, by the names that prompts use.
         about: rows of (what, value) for the plan of a run: engine, rules, rewards.
         endless: whether an episode may never end: there is no horizon, and no end of its own is certain.
+        max_return: greatest possible return of an episode; None if it is unknown.
         device: torch device of observations, rewards, metrics and reward Jacobian, e.g. `cuda`. A step or reset may
             overwrite the observation of three steps or resets before, and nothing else. `terminated`, `truncated` and
             the masks of `reset` are NumPy arrays even then, so that nothing waits for the device to know which games
@@ -327,6 +328,7 @@ class EnvSpec:
     facts: Mapping[str, float | bool] = field(default_factory=dict)
     about: tuple[tuple[str, str], ...] = ()
     endless: bool = False
+    max_return: float | None = None
     device: str | None = None
 
     @property

@@ -83,7 +83,7 @@ class BaselineLoop:
             "warmup_episodes": settings.warmup_episodes is not None,
             "warmup_draw": settings.warmup_draw != "uniform",
             "extra_rollout": settings.extra_rollout,
-            "stop_at": settings.stop_at is not None,
+            "stop_at": settings.stop_at not in ("max", None),
         }.items():
             if asked:
                 raise ConfigError(

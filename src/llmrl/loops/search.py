@@ -95,12 +95,13 @@ class SearchLoop:
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         self.evaluations = settings.schedule
+        self.stop_level = settings.stop_level(self.env.spec.max_return)
         if isinstance(principal, SearchListener):
             principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
         self.warm = settings.warmup == 0
-        self.solved = False  # whether `stop_at` was reached and confirmed
+        self.solved = False  # whether `stop_level` was reached and confirmed
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.played = {"episodes": 0, "env_steps": 0}
@@ -119,12 +120,12 @@ class SearchLoop:
         """Most episodes of the whole search, confirmations and race included; those that evaluate what it found are not
         among them."""
         each = self.candidates * self.episodes + self.settings.extra_rollout
-        each += 0 if self.settings.stop_at is None else self.episodes
+        each += 0 if self.stop_level is None else self.episodes
         return self.warmup * self.warmup_episodes + self.iterations * each + self.race_episodes
 
     @property
     def _may_end_early(self) -> bool:
-        return bool(self.settings.race) or self.settings.stop_at is not None
+        return bool(self.settings.race) or self.stop_level is not None
 
     @property
     def proposals(self) -> int:
@@ -141,8 +142,8 @@ class SearchLoop:
             ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warm}"),
             *(
                 []
-                if self.settings.stop_at is None
-                else [("  ends", f"at a confirmed mean return of {self.settings.stop_at:g}")]
+                if self.stop_level is None
+                else [("  ends", f"at a confirmed mean return of {self.stop_level:g}")]
             ),
             ("  race", self._told_of_race()),
             ("  best so far", self.evaluations.description),
@@ -203,8 +204,8 @@ class SearchLoop:
         yield self._row("proposal", metrics)
         means = found.returns.mean(1)
         progress.tell(float(means.max()), self.space.in_words(vectors[means.argmax()]))
-        if self.settings.stop_at is not None and float(means.max()) >= self.settings.stop_at:
-            yield from self._confirm(vectors[means.argmax()], self.settings.stop_at)
+        if self.stop_level is not None and float(means.max()) >= self.stop_level:
+            yield from self._confirm(vectors[means.argmax()], self.stop_level)
         if self.evaluations.due(self.iteration):
             yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
         progress.update(self.played["episodes"])
@@ -355,7 +356,7 @@ class SearchLoop:
             **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
-            **({} if self.settings.stop_at is None else {"solved": self.solved}),
+            **({} if self.stop_level is None else {"solved": self.solved}),
             "proposals": self.proposals,
             **self.played,
             "race_episodes": sum(row["measured"] for row in measured),

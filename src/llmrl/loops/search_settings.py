@@ -30,8 +30,8 @@ class SearchSettings:
         warmup_draw: see `warmup_vectors`.
         extra_rollout: play one more episode of the last vector in each iteration, which is counted and used for nothing
             (as one of the published codes does).
-        stop_at: mean return of a proposal that ends the search once as many fresh episodes confirm it; None: no early
-            end.
+        stop_at: mean return of a proposal that ends the search once as many fresh episodes confirm it; `max`: the
+            greatest possible return of the environment, where it is known; None: no early end.
         race: the best so many proposals are measured again after the last iteration, before one of them is named; 0:
             the best by what was measured in the search is named.
         race_rounds: at most so many times, `episodes` each.
@@ -47,11 +47,19 @@ class SearchSettings:
     warmup_episodes: PositiveInt | None = None
     warmup_draw: Draw = "uniform"
     extra_rollout: bool = False
-    stop_at: float | None = None
+    stop_at: float | Literal["max"] | None = "max"
     race: NonNegativeInt = 5
     race_rounds: PositiveInt = 3
     evaluate_every: NonNegativeInt = 0
     evaluate_episodes: PositiveInt = 100
+
+    def stop_level(self, max_return: float | None) -> float | None:
+        """Return the mean return that ends a search, or None.
+
+        Args:
+            max_return: greatest possible return of an episode; None if it is unknown.
+        """
+        return max_return if self.stop_at == "max" else self.stop_at
 
     @property
     def schedule(self) -> EvaluationSchedule:

@@ -22,6 +22,7 @@ class ReturnScale:
         best: mean return of the best player known.
         horizon: steps an episode with which both were measured; with another one there is no score.
         kwargs: arguments of the environment with which they were; with others there is none.
+        is_maximum: whether no episode can return more than `best`; `search.stop_at=max` ends a search there.
 
     Raises:
         ConfigError: the best player is no better than the random one.
@@ -31,6 +32,7 @@ class ReturnScale:
     best: float
     horizon: PositiveInt | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_maximum: bool = False
 
     def __post_init__(self) -> None:
         if not self.best > self.random:
@@ -43,7 +45,7 @@ class ReturnScale:
     def score(self, returned: Any) -> Any:
         """The score of a return; of many, elementwise.
 
-        >>> Progress(random=-200.0, best=0.0).score(-50.0)
+        >>> ReturnScale(random=-200.0, best=0.0).score(-50.0)
         0.75
         """
         return (returned - self.random) / (self.best - self.random)

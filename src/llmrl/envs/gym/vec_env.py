@@ -142,6 +142,7 @@ class GymnasiumEnv(ReplayableEnv):
             metrics=dict.fromkeys(self._judged, "last"),
             continuous_actions=numbers,
             text=text,
+            max_return=self._progress.best if self._progress is not None and self._progress.is_maximum else None,
             endless=self._games.horizon is None and not (isinstance(self._games, GymnasiumGames) and self._games.ends),
         )
 
