@@ -20,7 +20,8 @@ from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
 SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", "search.evaluate_episodes=10")
-AGAIN = ("search.stop_at=null", 
+AGAIN = (
+    "search.stop_at=null",
     *(*SMALL, "env.horizon=500", "search.iterations=40", "seed=1"),
     *("principal=egreedy", "principal.points=2", "principal.epsilon=0.3"),
 )

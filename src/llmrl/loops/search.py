@@ -140,11 +140,7 @@ class SearchLoop:
             ("  iterations", f"{self.iterations:,}{several}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
             ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warm}"),
-            *(
-                []
-                if self.stop_level is None
-                else [("  ends", f"at a confirmed mean return of {self.stop_level:g}")]
-            ),
+            *([] if self.stop_level is None else [("  ends", f"at a confirmed mean return of {self.stop_level:g}")]),
             ("  race", self._told_of_race()),
             ("  best so far", self.evaluations.description),
             ("episodes", f"{'at most ' if self._may_end_early else ''}{self.total_episodes:,}{longest}"),
