@@ -8,7 +8,7 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.cli.llm import main, tried
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.experiment.dictated_reply_checks import controls_of, outcomes
+from llmrl.experiment.dictated_reply_checks import contains_values, controls_of, outcomes
 from llmrl.experiment.model_trial import NUMBERS, REPLAY, redacted
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
@@ -47,15 +47,16 @@ def test_every_family_is_read(page):
     folder, _, asked = page
     numbers = json.loads((folder / "styled" / NUMBERS).read_text())
     assert list(numbers) == ["principal", "search", "teacher", "player"]
-    assert sum(each["replies"] for each in numbers.values()) + 32 == asked
+    assert sum(each["replies"] for each in numbers.values()) + 48 == asked
     for each in numbers.values():
-        assert not each["ended"] and each["controls"].get("right", 0) >= 6 and not each["controls"].get("wrong")
+        assert not each["ended"] and all(sum(x.values()) == 6 for x in each["controls"].values())
+        assert each["controls"]["json"].get("right", 0) >= 4 and each["controls"]["json"].get("parsing_error", 0) <= 1
         assert each["cost"] == pytest.approx((each["prompt_tokens"] + 4 * each["completion_tokens"]) / 1e6)
     sums = {name: sum(each[name] or 0 for each in numbers.values()) for name in ("invalid", "judged", "fallbacks")}
     assert sums["invalid"] <= 0.15 * sums["judged"] and sums["fallbacks"] <= 1
     assert numbers["principal"]["cached_tokens"] > 0.5 * numbers["principal"]["prompt_tokens"]
     text = (folder / "styled" / "trial.md").read_text()
-    assert "| dictated: right / invalid / wrong | " in text and "$" in text
+    assert "| dictated in JSON, parsing errors | " in text and "$" in text
 
 
 @pytest.mark.slow
@@ -69,7 +70,10 @@ def test_others_can_run_it_again_without_key_or_address(page, tmp_path, monkeypa
     first, again = (json.loads((path / NUMBERS).read_text()) for path in (folder / "styled", tmp_path / "again"))
     for family, each in first.items():
         for name in ("replies", "invalid", "fallbacks", "controls", "prompt_tokens", "completion_tokens", "cost"):
-            assert again[family][name] == pytest.approx(each[name]), (family, name)
+            assert again[family][name] == (each[name] if name == "controls" else pytest.approx(each[name])), (
+                family,
+                name,
+            )
 
 
 @pytest.mark.slow
@@ -130,16 +134,36 @@ def requests():
     ]
 
 
-def test_a_dictated_answer_is_right_wrong_or_unread():
+def test_outcome_of_a_dictated_answer():
     controls = controls_of(requests(), 3)
     assert len(controls) == len({control.request.messages[0]["content"][:12] for control in controls}) == 3
-    for say, outcome in ((str, "right"), (lambda text: "I would rather not say.", "invalid")):
+    assert [control.form for control in controls] == ["json", "prose", "json"]
+    assert [control.request.schema is None for control in controls] == [False, True, False]
+    for say, outcome in (
+        (str, "right"),
+        (lambda text: "I would rather not say.", "noncompliance"),
+        (lambda text: f"I would never answer {json.loads(text)['action']}.", "parsing_error"),
+    ):
         assert [each[0] for each in outcomes(ChatClient(Saying(say)), controls)] == [outcome] * 3
     others = {"left": "right", "right": "stay", "stay": "left"}
     said = outcomes(
         ChatClient(Saying(lambda text: json.dumps({"action": others[json.loads(text)["action"]]}))), controls
     )
-    assert [each[0] for each in said] == ["wrong"] * 3
+    assert [each[0] for each in said] == ["noncompliance"] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "contained"),
+    [
+        ("I pay 2.50 for cleaning and nothing (0) for the rest.", {"clean": 2.5, "eat": 0}, True),
+        ("I pay 2.5 for cleaning.", {"clean": 2.5, "eat": 0}, False),
+        ("Go to the RED key.", {"plan": [{"skill": "go to", "object": "red key"}]}, True),
+        ("x is 12.5", {"x": 2.5}, False),
+        ("x is -2.5", {"x": 2.5}, False),
+    ],
+)
+def test_values_of_an_answer_in_a_text(text, answer, contained):
+    assert contains_values(text, answer) is contained
 
 
 def test_a_redacted_call_has_the_hash_of_what_is_left():

@@ -1,12 +1,13 @@
 """Questions whose answer is dictated: what is read in the reply can be held against what had to be said.
 
-How many replies are invalid a run's call log tells. How many were taken for something else than was meant nobody can
-tell from a log; here it is known what was meant.
+A call log counts invalid replies. It cannot show which replies were read as something else than the model meant; with
+a dictated answer the meaning is known. Some answers are requested as JSON, others in plain sentences.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,31 +22,38 @@ from llmrl.llms.scripted import needed
 from llmrl.llms.structured import InvalidReply, as_json, read
 
 PURPOSE = "control"
-Outcome = Literal["right", "invalid", "wrong"]
+Form = Literal["json", "prose"]
+Outcome = Literal["right", "noncompliance", "parsing_error"]
+"""`right`: read as dictated. Otherwise `parsing_error` if the reply holds all dictated values, else `noncompliance`."""
 
 DRAWS = 20
 """Answers that are drawn for a question at most, until one is valid: not every plan can be carried out."""
 _REMARKS = ("reasoning", "reflection", "plan", "moved")
 """What a reply holds besides the answer."""
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
 class Control:
-    """A dictated answer, and what came of it.
+    """Question with a dictated answer.
 
     Attributes:
         request: the question with the answer in it.
+        dictated: the answer as JSON, without remarks.
         expected: what the answer means, as JSON.
+        form: whether the answer is requested as JSON or in sentences.
     """
 
     request: ChatRequest
+    dictated: Any
     expected: Any
+    form: Form
 
 
 def controls_of(requests: Sequence[ChatRequest], n: int) -> list[Control]:
-    """Up to `n` of a run's questions, each with an answer drawn for it.
+    """Return up to `n` of a run's questions with an answer drawn for each, alternately as JSON and in sentences.
 
-    Only questions whose reply has a form are taken, whichever was answered first: the same run gives the same ones.
+    Only questions whose reply has a form are taken. The same run yields the same controls.
     """
     asked = {
         request_key({}, request): request
@@ -57,7 +65,7 @@ def controls_of(requests: Sequence[ChatRequest], n: int) -> list[Control]:
 
 
 def outcomes(client: ChatClient, controls: Sequence[Control]) -> list[tuple[Outcome, str, Any]]:
-    """Ask them; of each whether its reply is `right`, `invalid` or `wrong`, the reply, and what was read.
+    """Send the questions; return the outcome of each, its reply, and the parsed answer or the fault.
 
     Raises:
         LLMError: a question could not be answered.
@@ -65,23 +73,40 @@ def outcomes(client: ChatClient, controls: Sequence[Control]) -> list[tuple[Outc
     found: list[tuple[Outcome, str, Any]] = []
     for control, reply in zip(controls, client.chat([each.request for each in controls]), strict=True):
         assert control.request.read is not None
+        parsed: Any
         try:
-            meant = _answer(read(reply, control.request.read))
+            parsed = _answer(read(reply, control.request.read))
         except InvalidReply as fault:
-            found.append(("invalid", reply.text, str(fault)))
+            is_right, parsed = False, str(fault)
         else:
-            found.append(("right" if _equal(meant, control.expected) else "wrong", reply.text, meant))
+            is_right = _equal(parsed, control.expected)
+        failure: Outcome = "parsing_error" if contains_values(reply.text, control.dictated) else "noncompliance"
+        found.append(("right" if is_right else failure, reply.text, parsed))
     return found
+
+
+def contains_values(text: str, answer: Any) -> bool:
+    """Return whether a text contains every string, ignoring case, and every number of an answer."""
+    if isinstance(answer, Mapping):
+        return all(contains_values(text, each) for each in answer.values())
+    if isinstance(answer, list):
+        return all(contains_values(text, each) for each in answer)
+    if isinstance(answer, str):
+        return answer.casefold() in text.casefold()
+    if isinstance(answer, bool) or answer is None:
+        return json.dumps(answer) in text.casefold()
+    return any(_equal(float(number), answer) for number in _NUMBER.findall(text))
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str], None]) -> str:
     """Return the dictated answer: the rule of llm=scripted."""
-    _, marked, said = messages[-1]["content"].rpartition("in which you would have answered:\n")
-    return needed(said if marked else None, "the dictated answer")
+    _, is_control, text = messages[-1]["content"].rpartition("This question is a control:")
+    return needed(text.splitlines()[-1] if is_control else None, "the dictated answer")
 
 
 def _control(request: ChatRequest, index: int) -> Control | None:
-    """`request` with an answer in it; None where no valid one is found."""
+    """Return `request` with an answer in it; None where no valid one is found."""
+    form: Form = "prose" if index % 2 else "json"
     assert request.schema is not None and request.read is not None
     for draw in range(DRAWS):
         answer = _short(json.loads(schema_draw.reply(_sized(request), f"control {index} {draw}")))
@@ -94,12 +119,15 @@ def _control(request: ChatRequest, index: int) -> Control | None:
             for name, value in answer.items()
         }
         added = PromptFamily("experiment", Path(__file__).with_name("prompts")).render(
-            "control", answer=json.dumps(said)
+            "control", answer=json.dumps(said), prose=form == "prose"
         )
         last = request.messages[-1]
         messages = (*request.messages[:-1], {**last, "content": last["content"] + "\n\n" + added.text.strip()})
-        named = replace(request, messages=messages, purpose=PURPOSE, prompt=added.name, prompt_hash=added.hash)
-        return Control(replace(named, place=f"control {index}"), expected)
+        asked = replace(request, messages=messages, purpose=PURPOSE, prompt=added.name, prompt_hash=added.hash)
+        # A provider that enforces the schema could not answer in sentences.
+        schema = request.schema if form == "json" else None
+        dictated = {name: value for name, value in answer.items() if name not in _REMARKS}
+        return Control(replace(asked, schema=schema, place=f"control {index}"), dictated, expected, form)
     return None
 
 

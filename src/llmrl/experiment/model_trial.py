@@ -31,8 +31,8 @@ FAMILIES = {
     "player": "hands of Blackjack, and lessons from them",
 }
 """Families, `experiment=trial/<family>`, and what is asked there."""
-CONTROLS = 8
-"""Questions with a dictated answer, of each family."""
+CONTROLS = 12
+"""Questions with a dictated answer, of each family: half as JSON, half in sentences."""
 KEPT_BACK = 0.2
 """Share of a family's money that is kept for them."""
 QUOTED, QUOTED_CHARACTERS = 2, 300
@@ -50,7 +50,8 @@ class FamilyResult:
     Attributes:
         replies: paid or out of the cache, dictated ones left out; `judged` had to have a form, `invalid` had not.
         fallbacks: questions without any valid reply; None where the run did not end.
-        controls: how many of the dictated answers were `right`, `invalid`, `wrong`.
+        controls: number of dictated answers by form (`json`, `prose`) and outcome (`right`, `noncompliance`,
+            `parsing_error`).
         prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, cost: of all replies, dictated ones included;
             None where one did not tell.
         latency: seconds, median and 95 % of the replies that were asked for.
@@ -65,7 +66,7 @@ class FamilyResult:
     invalid: int = 0
     fallbacks: int | None = None
     failed: int = 0
-    controls: dict[str, int] = field(default_factory=dict)
+    controls: dict[str, dict[str, int]] = field(default_factory=dict)
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cached_tokens: int | None = 0
@@ -162,7 +163,9 @@ def _try(family: str, overrides: Sequence[str], usd: float | None, folder: Path)
     _count(tried, folder / family)
     if dictated.is_file():
         found = json.loads(dictated.read_text(encoding="utf-8"))
-        tried.controls = dict(Counter(each["outcome"] for each in found))
+        tried.controls = {
+            form: dict(Counter(each["outcome"] for each in found if each["form"] == form)) for form in ("json", "prose")
+        }
         bad = [each for each in found if each["outcome"] != "right"][:QUOTED]
         tried.quoted += [
             (each["reply"], f"dictated {json.dumps(each['expected'])}, read {json.dumps(each['read'])}") for each in bad
@@ -182,7 +185,7 @@ def _dictate(experiment: Experiment, heard: Sequence[ChatRequest], file: Path) -
     finally:
         experiment.resources.close()
     rows = [
-        {"outcome": outcome, "expected": control.expected, "read": read, "reply": reply}
+        {"outcome": outcome, "form": control.form, "expected": control.expected, "read": read, "reply": reply}
         for control, (outcome, reply, read) in zip(controls, found, strict=True)
     ]
     file.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -282,8 +285,9 @@ def page_of(overrides: Sequence[str], usd: float | None, tried: dict[str, Family
     notes = "".join(_notes(name, each) for name, each in tried.items())
     explained = (
         "\n\n*Invalid*: replies, repairs included, that were not what the task asked for. *Dictated*: some of the "
-        "questions were asked once more with the answer in them, so a reply that is read as something else is known "
-        "to be wrong: the model did not say what it was told, or was misunderstood.\n\n"
+        "questions were asked once more with the answer in them, to be given as JSON or in sentences. *Not followed*: "
+        "the reply lacks a dictated value. *Parsing errors*: it has all of them and was refused or read as "
+        "something else.\n\n"
         f"`{REPLAY}/` holds all calls, without addresses or keys. From them this page is made again, offline, by\n\n"
         f"    llmrl-llm trial llm=replay llm.calls=<this folder>/{REPLAY}\n"
     )
@@ -298,14 +302,21 @@ def table(tried: dict[str, FamilyResult]) -> tuple[list[str], list[list[str]]]:
 
 def _cells(each: FamilyResult) -> dict[str, str]:
     share = f" ({each.invalid / each.judged:.1%})" if each.judged else ""
-    dictated = " / ".join(str(each.controls.get(name, 0)) for name in ("right", "invalid", "wrong"))
     cached = each.cached_tokens
     part = "not told" if cached is None else f"{cached / each.prompt_tokens:.0%}" if each.prompt_tokens else "-"
     return {
         "replies": f"{each.replies:,}",
         "invalid": f"{each.invalid:,}{share}",
         "fallbacks": "not told" if each.fallbacks is None else f"{each.fallbacks:,}",
-        "dictated: right / invalid / wrong": dictated if each.controls else "none asked",
+        **{
+            f"dictated in {form}, {label}": str(each.controls[key].get(outcome, 0)) if each.controls else "none sent"
+            for key, form in (("json", "JSON"), ("prose", "sentences"))
+            for outcome, label in (
+                ("right", "right"),
+                ("noncompliance", "not followed"),
+                ("parsing_error", "parsing errors"),
+            )
+        },
         "tokens in": _known(each.prompt_tokens),
         "of these from the provider's cache": part,
         "tokens out": _known(each.completion_tokens),
