@@ -154,7 +154,6 @@ def test_choices_in_markup(question, reply, name):
 
 
 SAID = [
-    (TRAFFIC, "I recommend switching the lights now.", "switch"),
     (TRAFFIC, "My decision is to keep the current phase.", "keep"),
     (CARDS, "Given the odds, the best choice for me is to hit.", "hit"),
     (CARDS, "**Decision: Stick**\n\nI have 19, and hitting would probably bust.", "stick"),

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
-from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.choice_parser import RECONSIDERS, ChoiceParser
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated
 from llmrl.llms.structured import InvalidReply
 
-_APPROVED = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options")
+_APPROVED = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
 _BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
 _APPROVES = re.compile(
-    r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept)\b|\bich stimme\b|\bje vote\b|\bvoto\b",
+    r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
+    r"\bich stimme\b|\bje vote\b|\bvoto\b",
     re.IGNORECASE,
 )
 
@@ -53,6 +54,8 @@ class _Approvals(AnswerParser[list[int]]):
             named = next((x for key, x in value.items() if letters(str(key)) in _APPROVED), None)
         else:
             named = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
+        if isinstance(named, Mapping) and len(named) == 1:
+            [named] = named.values()  # <choices><choice>
         if named is None:
             return None
         entries = named if isinstance(named, list) else [named]
@@ -70,7 +73,7 @@ class _Approvals(AnswerParser[list[int]]):
         return [CandidateAnswer(start, end, sorted({i for _, i in named}), form=1)]
 
     def of_prose(self, text: str) -> list[int] | None:
-        if REFUSAL.search(text):
+        if REFUSAL.search(text) or RECONSIDERS.search(text):
             return None
         found: set[int] = set()
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)[:200]:

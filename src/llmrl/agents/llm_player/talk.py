@@ -11,6 +11,7 @@ from typing import Any, Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.name_matcher import letters
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import InvalidReply
 
@@ -84,7 +85,7 @@ class Talk:
         if self.to != "one" or not said:
             return Said(said)
         others = [name for i, name in enumerate(self.names) if i != speaker]
-        meant = [name for name in others if name.lower() == " ".join(found.kept.split()).lower()]
+        meant = [name for name in others if letters(found.kept) in (letters(name), letters(name.split()[-1]))]
         if not meant:
             raise InvalidReply(f'"to" must name one other player: {", ".join(others)}')
         return Said(said, meant[0])

@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from llmrl.llms.reading.json_and_markup import FoundValue, structures, without_tags
+from llmrl.llms.reading.json_and_markup import structures, without_tags
 from llmrl.llms.reading.latex import unescaped
 from llmrl.llms.reading.non_answer_text import only_told, quoted
 from llmrl.llms.reading.options import Options, own_options
-from llmrl.llms.reading.reply_cleaning import CleanedReply, clean_reply, plain
+from llmrl.llms.reading.reply_cleaning import CleanedReply, blanked, clean_reply, plain
 from llmrl.llms.structured import InvalidReply
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _DECISIVE = re.compile(
     r"\banswer\s*(?:\w+\s*){0,3}:|\bcurrent turn\b|\bbetter\b(?! than)|\bupdated?\b|\bmistake\b|\bmisread\b|\bsorry\b|"
     r"\bapolog\w+|\bin fact\b|\bshould be\b|\b(?:go(?:ing)?|coming) back to\b|\breturn(?:ing)? to\b|"
     r"\u66f4\u6b63|\u6700\u7ec8|\u4fee\u6b63|\u4e0d\u5bf9|\bkorrektur\b|\bendg\u00fcltig\b|\brichtig ist\b|"
-    r"\bfinalement\b|\bcorrecci\u00f3n\b",
+    r"\bn(?:on|ein|\u00e3o)[,:]|\bje corrige\b|\bperd[o\u00f3]n\b|\bfinalement\b|\bcorrecci\u00f3n\b",
     re.IGNORECASE,
 )
 _LATER = re.compile(r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE)
@@ -50,6 +50,7 @@ REFUSAL = re.compile(
     r"(?:won't|will not) (?:be able|answer|choose|decide|help|provide|give|play|participate|continue|engage|do th|"
     r"comply|make|take part|respond)|"
     r"don't think i can|do not have (?:enough|the ability))\b|"
+    r"\bhelp you (?:draft|write|with)\b|"
     r"\bas an ai\b|\blanguage model\b|\bi(?:'d| would) rather not\b|\bunable to\b|\bimpossible to\b|\bdifficult "
     r"to determine\b|"
     r"\b(?:could|can|would) you (?:please )?(?:tell|share|provide|clarify|confirm|send|let)\b|\blet me know "
@@ -65,7 +66,9 @@ _RETRACTED = re.compile(
     r"\bnever ?mind\b|"
     r"\b(?:scratch|forget|disregard|ignore|cancel|drop) (?:that|this|it|my (?:last )?answer|the above)\b|"
     r"\bi take (?:it|that) back\b|\bon second thoughts?\b|\bthat(?:'s| is| was) (?:wrong|a mistake|not right)\b|"
-    r"\bno, wait\b|\bvergiss das\b|\boubliez? (?:\u00e7a|cela)\b|\bolvida (?:eso|lo)\b",
+    r"\bno, wait\b|\bstrike that\b|"
+    r"\b(?:don't|do not) (?:send|use|take|count) (?:that|this|it)\b|"
+    r"\bvergiss das\b|\boubliez? (?:\u00e7a|cela)\b|\bolvida (?:eso|lo)\b",
     re.IGNORECASE,
 )
 """Phrases that take back the answer before them."""
@@ -232,7 +235,7 @@ def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) ->
         return _read_plainly(reply, question, prose)
     text = reply.text[reply.after :]
     if options.chosen is None:
-        return _read_plainly(CleanedReply(_blank(text, options.mentions)), question, prose)
+        return _read_plainly(CleanedReply(blanked(text, options.mentions)), question, prose)
     return _read_chosen(text, options, question)
 
 
@@ -243,7 +246,7 @@ def _read_chosen(text: str, options: Options, question: AnswerParser[T]) -> Pars
         InvalidReply: the option is no answer, or a complete answer before or among the options contradicts it.
     """
     assert options.chosen is not None and options.decided is not None
-    rest = _blank(text, [*options.places, options.decided, *options.mentions])
+    rest = blanked(text, [*options.places, options.decided, *options.mentions])
     found = _candidates(rest, question, False, faults := _Faults())
     chosen = _decided(rest, [each for each in found if each.form == 2], question, faults)
     if chosen is not None and chosen.start >= options.end:
@@ -257,14 +260,6 @@ def _read_chosen(text: str, options: Options, question: AnswerParser[T]) -> Pars
     ):
         raise InvalidReply(f"it is not clear which {question.wanted} is meant")
     return ParsedAnswer(answer, " ".join(text.split())[:REASONS])
-
-
-def _blank(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """Return `text` with these spans blanked, line breaks kept."""
-    for start, end in spans:
-        blank = re.sub(r"[^\n]", " ", text[start:end])
-        text = f"{text[:start]}{blank}{text[end:]}"
-    return text
 
 
 def _read_plainly(reply: CleanedReply, question: AnswerParser[T], prose: bool) -> ParsedAnswer[T]:
@@ -305,7 +300,7 @@ def _candidates(text: str, question: AnswerParser[T], cut: bool, faults: _Faults
             found.append(candidate)
     inside = [(each.start, each.end) for each in found] + spoilt
     for other in question.of_text(text, cut):
-        if not any(a <= other.start and other.end <= b for a, b in inside) and not _in_json(other, values):
+        if not any(a <= other.start and other.end <= b for a, b in inside):
             if other.fault:
                 faults.told.append((other.start, other.fault))
             else:
@@ -315,18 +310,6 @@ def _candidates(text: str, question: AnswerParser[T], cut: bool, faults: _Faults
     kept = _without_examples(text, said, sorted(each.end for each in values), question, cut)
     faults.left_out = len(kept) < len(found)
     return kept
-
-
-def _in_json(candidate: CandidateAnswer[Any], values: Sequence[FoundValue]) -> bool:
-    """Return whether a candidate under a label overlaps a JSON object only in part; the object itself counts then."""
-    return any(
-        isinstance(each.value, dict)
-        and each.start < candidate.end
-        and candidate.start < each.end
-        and not (each.start <= candidate.start and candidate.end <= each.end)
-        and not (candidate.start <= each.start and each.end <= candidate.end)
-        for each in values
-    )
 
 
 def _without_examples(
@@ -406,8 +389,10 @@ def reasons_of(value: Any, names: Sequence[str], depth: int = 0) -> str | None:
     if isinstance(value, list):
         return reasons_of(value[0], names, depth + 1) if len(value) == 1 else None
     for key, inner in value.items():
-        if isinstance(inner, str) and "".join(c for c in key.casefold() if c.isalpha()) in names:
-            return inner
+        if "".join(c for c in key.casefold() if c.isalpha()) in names:
+            [inner] = inner if isinstance(inner, list) and len(inner) == 1 else [inner]
+            if isinstance(inner, str | int):
+                return str(inner)
     for inner in value.values():
         if (found := reasons_of(inner, names, depth + 1)) is not None:
             return found

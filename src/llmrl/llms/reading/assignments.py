@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from llmrl.llms.reading.non_answer_text import exemplary
 from llmrl.llms.reading.number_parser import ORDINALS, SPOKEN, WRITTEN
+from llmrl.llms.reading.reply_cleaning import blanked
 
 _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
 _DIGITS = rf"{_MONEY}(?<![\w.])(?:{WRITTEN})(?![\w]|\.\d)"
@@ -209,10 +210,10 @@ class Assignments:
             )
             for match in self._name.finditer(sentence)
         ]
-        hidden = _blank(sentence, [(name.start, name.end) for name in names])
+        hidden = blanked(sentence, [(name.start, name.end) for name in names])
         if not names and (match := re.search(_ALL, hidden, re.IGNORECASE)):
             names = [_Token(match.start(), match.end(), self._all)]
-            hidden = _blank(hidden, [match.span()])
+            hidden = blanked(hidden, [match.span()])
         if not names:
             return [], hidden
         hidden = _simple(hidden)
@@ -287,12 +288,6 @@ def _linked(gap: str) -> bool:
         and not _NOT.search(said)
         and bool(_LINK.search(gap.rstrip(" $\u20ac\u00a3")) or not gap.strip(" *_`\"'"))
     )
-
-
-def _blank(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    for start, end in spans:
-        text = f"{text[:start]}{' ' * (end - start)}{text[end:]}"
-    return text
 
 
 def spelled(name: str) -> str:

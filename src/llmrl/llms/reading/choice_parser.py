@@ -47,7 +47,7 @@ _LABEL = re.compile(
 )
 _CUE = re.compile(
     r"\bi(?:'ll|'d| will| would|'m going to| am going to| vote| choose| chose| pick| select| take| decide| opt| go| "
-    r"move| want to)\b"
+    r"move| want to)\b|\bmake (?:it|that)\b"
     r"|\bi (?:recommend|suggest|advise)\b|\bmy (?:action|choice|answer|move|decision|recommendation)\b|\b(?:best|"
     r"next|right|optimal|chosen|correct|safest|final) "
     r"(?:action|move|choice|option|step|decision)\b[^.]{0,40}?\b(?:is|would be|be)\b"
@@ -67,8 +67,6 @@ _IF = re.compile(
     r"\b(?:if|unless|whether|when|in case|depending|either|or|could|might|may|maybe|perhaps|can|try)\b|\u5982\u679c",
     re.IGNORECASE,
 )
-
-
 _CONTRAST = re.compile(r"\b(?:rather than|instead of|as opposed to|and not|not)\b", re.IGNORECASE)
 _CLOSING = frozenset(
     {
@@ -77,9 +75,18 @@ _CLOSING = frozenset(
     }
 )
 """Words without information beside the action in a last sentence."""
-_DOING = re.compile(
-    r"\b(?:recommend|suggest|advise|go with|going with|opt for|opting for|decide on|prefer)\b", re.IGNORECASE
+_TAKES = re.compile(
+    r"\W*(?:(?=\d)|(?:just |only )?(?:catch|take|harvest|fish|put|send|graze|settle|stick|go|choose|pick|add|keep|emit|"
+    r"release|make)\b)",
+    re.IGNORECASE,
 )
+"""What stands before an amount."""
+RECONSIDERS = re.compile(
+    r"\bactually\b[,.]|\b(?:on )?second thoughts?\b|\b(?:hang|hold) on\b|\bwait[,.!]|\bno, (?:perd[o\u00f3]n|sorry)\b|"
+    r"\b(?:scratch|strike) that\b|\bi withdraw\b",
+    re.IGNORECASE,
+)
+"""Words that open a decision again."""
 _LEAD = re.compile(
     r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
     r"(?:my|this|the|final) (?:action|answer|choice|move|turn))|=>|->|\u21d2)\W*\Z|"
@@ -126,9 +133,6 @@ class ChoiceParser(AnswerParser[int]):
         self.amounts = {} if numbered else _amounts(names)
         self._has_digits = any(any(c.isdigit() for c in name) for name in names)
 
-    def of_value(self, value: Any) -> int | None:
-        return self._of(value, 0)
-
     def chosen(self, answer: Any) -> int:
         """Return the index of the action that the value of a reply's `action` means.
 
@@ -140,13 +144,13 @@ class ChoiceParser(AnswerParser[int]):
             raise InvalidReply(f"the {self.wanted} {repr(answer)[:60]} does not exist")
         return found
 
-    def _of(self, value: Any, depth: int) -> int | None:
+    def of_value(self, value: Any, depth: int = 0) -> int | None:
         if depth > 5:
             return None
         if isinstance(value, list):
-            found = [self._of(item, depth + 1) for item in value if isinstance(item, dict | list)]
+            found = [self.of_value(item, depth + 1) for item in value if isinstance(item, dict | list)]
             return _one(found)
-        if not isinstance(value, dict) or "properties" in value or "observation" in value:
+        if not isinstance(value, dict) or "properties" in value or ("observation" in value and "action" not in value):
             return None
         by_key = {letters(key): inner for key, inner in value.items()}
         by_key = {key: inner for key, inner in by_key.items() if not key.startswith(_OTHER_ACTIONS)}
@@ -174,20 +178,20 @@ class ChoiceParser(AnswerParser[int]):
         if len(true) == 1 and sum(flags.values()) == 1:
             return true[0]
         for key in wrapped:
-            if isinstance(by_key[key], dict | list) and (chosen := self._of(by_key[key], depth + 1)) is not None:
+            if isinstance(by_key[key], dict | list) and (chosen := self.of_value(by_key[key], depth + 1)) is not None:
                 return chosen
         if wrapped and isinstance(by_key.get("name"), str):
             return self.names.exact(by_key["name"])
         inner_found = [
             chosen
             for inner in value.values()
-            if isinstance(inner, dict | list) and (chosen := self._of(inner, depth + 1)) is not None
+            if isinstance(inner, dict | list) and (chosen := self.of_value(inner, depth + 1)) is not None
         ]
         return _one(inner_found)
 
     def chosen_in(self, value: Any, depth: int = 0) -> int:
         if isinstance(value, dict):
-            found = self._of(value, depth + 1)
+            found = self.of_value(value, depth + 1)
             if found is None:
                 found = _one(
                     [self._meant(inner, depth) for inner in value.values() if isinstance(inner, str | int | float)]
@@ -238,6 +242,9 @@ class ChoiceParser(AnswerParser[int]):
         # A number that was not understood may contradict the name beside it.
         if REFUSAL.search(text) or (_NUMBER_SAID.search(text) and not self._has_digits):
             return None
+        if markers := list(RECONSIDERS.finditer(text)):
+            # What follows counts; if it decides nothing, the decision before it is open.
+            return self.of_prose(text[markers[-1].end() :])
         decided: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
             open_ = exemplary(sentence)
@@ -253,24 +260,15 @@ class ChoiceParser(AnswerParser[int]):
                     continue
                 mentioned = {i for _, _, i in self.names.mentions(clause[match.end() :])}
                 mentioned = mentioned or {i for _, _, i in self.names.mentions(clause[match.start() :])}
-                if not mentioned and _DOING.search(clause):
-                    mentioned = {i for _, _, i in self.names.mentions(self._infinitives(clause[match.end() :]))}
+                if not mentioned and self.amounts and (taken := _TAKES.match(clause, match.end())):
+                    amount = self._named(clause[taken.end() :])
+                    mentioned = set() if amount is None else {amount}
                 if len(mentioned) > 1 or (mentioned and _IF.search(clause[match.end() :])):
                     return None
                 decided += mentioned
         if not decided:
             return self._in_closing(text)
         return decided[-1] if len(set(decided)) == 1 else None
-
-    def _infinitives(self, clause: str) -> str:
-        """Replace `switching` by `switch` if that is a word of a name."""
-
-        def plainly(match: re.Match[str]) -> str:
-            stem = match[1]
-            known = [word for word in (stem, f"{stem}e", stem[:-1]) if self.names.knows(word)]
-            return known[0] if known else match[0]
-
-        return re.sub(r"\b(\w{2,20})ing\b", plainly, clause)
 
     def _in_closing(self, text: str) -> int | None:
         """Return the action if the last sentence consists of it alone: `Stick it is.`, `So now: move east.`; None if
@@ -323,7 +321,7 @@ class ChoiceParser(AnswerParser[int]):
         index = self.names.meant(text)
         if index is not None or negated(text) or _IF.search(text):
             return index
-        said = [number_of(each[0]) for each in _AMOUNT.finditer(plain(text))]
+        said = [number_of(each[0]) for each in _AMOUNT.finditer(re.sub(r"\([^()]*\)", "", plain(text)))]
         return self.amounts.get(said[0]) if len(said) == 1 and said[0] is not None else None
 
     def of_option(self, text: str) -> int | None:

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import json_repair
 import yaml
 
-from llmrl.llms.reading.reply_cleaning import cleaned, plain
+from llmrl.llms.reading.reply_cleaning import blanked, cleaned, plain
 from llmrl.llms.reading.word_lists import listed
 
 DEEPEST = 50
@@ -83,16 +83,9 @@ class DuplicateKey:
 def structures(text: str, cut: bool = False) -> list[FoundValue]:
     """All outermost values in `text`, in order; of a `cut` text, a value in which it ends is marked by `CUT`."""
     calls = list(_calls(text))
-    found = [*calls, *_json(_without(text, calls), cut), *_tags(text)]
+    found = [*calls, *_json(blanked(text, ((each.start, each.end) for each in calls)), cut), *_tags(text)]
     found = [replace(each, value=_unpacked(each.value, cut)) for each in found or _yaml(text)]
     return sorted(found, key=lambda each: (each.end, -each.start))
-
-
-def _without(text: str, found: Sequence[FoundValue]) -> str:
-    """`text` with blanks where these are."""
-    for each in found:
-        text = f"{text[: each.start]}{' ' * (each.end - each.start)}{text[each.end :]}"
-    return text
 
 
 def _unpacked(value: Any, cut: bool, depth: int = 0) -> Any:

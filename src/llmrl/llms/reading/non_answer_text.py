@@ -29,6 +29,7 @@ _AN_EXAMPLE = re.compile(
 _REJECTED = re.compile(
     r"\b(?:not|n't|never|avoid) (?:to )?"
     r"(?:use|using|choose|choosing|pick|picking|take|try|trying|propose|repeat\w*|submit)\b[^.{\n]{0,20}\Z|"
+    r"\bavoid\b[^.{\n]{0,40}\Z|"
     r"\b(?:wrong|bad|invalid|incorrect)\b[^.{\n]{0,40}\Z|\b(?:not|instead of|rather than)\s*\Z|"
     r"\b(?:probably|perhaps|maybe|(?:might|may|could) (?:be|have been)|would have been)\s*:?\s*\Z|"
     r"\b(?:previous|last|earlier) (?:turn|answer|reply|action|plan)\b[^.{\n]{0,30}\Z",

@@ -27,10 +27,7 @@ class ObjectParser(AnswerParser[Model]):
         self.model = model
         self._fields = {letters(field.alias or name): field.alias or name for name, field in model.model_fields.items()}
 
-    def of_value(self, value: Any) -> Model | None:
-        return self._of(value, 0)
-
-    def _of(self, value: Any, depth: int) -> Model | None:
+    def of_value(self, value: Any, depth: int = 0) -> Model | None:
         if depth > _DEEPEST or not isinstance(value, dict | list):
             return None
         inner = value if isinstance(value, list) else list(value.values())
@@ -44,7 +41,7 @@ class ObjectParser(AnswerParser[Model]):
                     fault = InvalidReply("; ".join(_described(each) for each in error.errors()[:10]))
         if isinstance(value, dict) or len(value) == 1:
             for item in inner:
-                if (found := self._of(item, depth + 1)) is not None:
+                if (found := self.of_value(item, depth + 1)) is not None:
                     return found
         if fault is not None:
             raise fault

@@ -61,8 +61,6 @@ _OPEN = re.compile(
     r"reply with|tell me|let me know)\b|n't\b|\?",
     re.IGNORECASE,
 )
-
-
 _SPOKEN_OF = re.compile(rf"\b{_KIND}[\s*_]*(?:{_NUMBER}|(?-i:[A-H]))\b", re.IGNORECASE)
 
 
@@ -98,14 +96,14 @@ class Options:
 def own_options(text: str) -> Options | None:
     """The options that a reply lists itself, at least two; None where there are none."""
     even = untexed(plain(text))
-    for find in _FINDERS:
-        found = find(even)
+    for pattern in _FINDERS:
+        found = _in_tables(even) if pattern is None else _labelled(even, pattern)
         if found is None:
             continue
         texts, places, labels = found
-        counted = find is _counted
+        counted = pattern is _COUNTED
         decisions = _decisions(even, labels, places, counted)
-        if not decisions and find in (_lettered, _counted):
+        if not decisions and pattern in (_LETTERED, _COUNTED):
             continue  # any list
         mentions = [] if counted else [match.span() for match in _SPOKEN_OF.finditer(even)]
         if len({index for index, *_ in decisions}) != 1:
@@ -171,19 +169,8 @@ def _in_tables(text: str) -> Found | None:
     return None
 
 
-def _called(text: str) -> Found | None:
-    return _labelled(text, _CALLED)
-
-
-def _lettered(text: str) -> Found | None:
-    return _labelled(text, _LETTERED)
-
-
-def _counted(text: str) -> Found | None:
-    return _labelled(text, _COUNTED)
-
-
-_FINDERS = (_called, _in_tables, _lettered, _counted)
+_FINDERS = (_CALLED, None, _LETTERED, _COUNTED)
+"""Patterns of labels, in the order in which they are tried; None: rows of tables."""
 
 
 def _decisions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 LONGEST_REPLY = 30_000
@@ -12,6 +13,7 @@ LONGEST_THOUGHT = 1_000_000
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_BREAK = re.compile(r"[^\n]")
 _LONG_RUN = re.compile(r"([ \t\n*_\-=~#.>|`])\1{39,}")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufe00-\ufe0f\ufeff]")
 
@@ -131,6 +133,13 @@ def visible(text: str) -> str:
 def plain(text: str) -> str:
     """Return `text` with ASCII for typographic and full-width characters; all positions stay the same."""
     return text.translate(_PLAIN)
+
+
+def blanked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Return `text` with blanks in place of spans; line breaks and all positions stay the same."""
+    for start, end in spans:
+        text = f"{text[:start]}{_NOT_BREAK.sub(' ', text[start:end])}{text[end:]}"
+    return text
 
 
 def _tail(reply: str) -> str:

@@ -30,32 +30,21 @@ _INDEXED = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|po
 
 
 class NumberMeaning(Protocol):
-    """What tells which numbers words mean.
-
-    Attributes:
-        d: numbers of a list.
-        indexed: whether the names are of the form `params[i]`.
-        turn: number of the question; None: it has none.
-    """
+    """The part of `WrittenNumbers` that tables need."""
 
     d: int
     indexed: bool
     turn: int | None
 
-    def called(self, key: str) -> int | None:
-        """Return the place of the number that a name means; None if it means none."""
-        ...
-
-    def numbers(self, said: Sequence[Any]) -> list[float] | None:
-        """Return the numbers of a list, [d]; None if these are others."""
-        ...
+    def called(self, key: str) -> int | None: ...
+    def numbers(self, said: Sequence[Any]) -> list[float] | None: ...
 
 
 def proposed(text: str, written: NumberMeaning) -> list[CandidateAnswer[np.ndarray]]:
-    """The lists that tables propose: with a row or a column for each name, or a grid of nothing but numbers."""
+    """The lists that tables propose: with a row or a column for each name."""
     found = []
     for table in tables(text):
-        cells = _by_row(table, written) or _by_column(table, written) or _grid(table, written)
+        cells = _by_row(table, written) or _by_column(table, written)
         if cells is not None and (numbers := written.numbers(cells)) is not None:
             found.append(CandidateAnswer(table.start, table.end, np.array([numbers])))
     return found
@@ -106,15 +95,6 @@ def _by_column(table: Table, written: NumberMeaning) -> list[str] | None:
     elif rows and min(columns) > 0 and ((turn := _TURN.search(rows[0][0])) or _OTHER.search(rows[0][0])):
         rows = [] if not (turn and int(turn[1]) == written.turn) else rows
     return [_new(rows[0][k]) for k in columns] if len(rows) == 1 else None
-
-
-def _grid(table: Table, written: NumberMeaning) -> list[str] | None:
-    """Cells of which each is a number, as many as asked for, as a table of actions by row and column has them."""
-    for rows in ([table.head, *table.rows], table.rows, [row[1:] for row in table.rows]):
-        cells = [cell for row in rows for cell in row]
-        if written.d > 3 and len(cells) == written.d and written.numbers(cells) is not None:
-            return cells
-    return None
 
 
 def _place(cell: str, head: Sequence[str], written: NumberMeaning) -> int | None:

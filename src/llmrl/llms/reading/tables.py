@@ -54,13 +54,6 @@ def tables(text: str) -> Iterator[Table]:
             block.append(row)
 
 
-def without_tables(text: str) -> str:
-    """Return `text` with blanks in place of its tables."""
-    for table in tables(text):
-        text = f"{text[: table.start]}{' ' * (table.end - table.start)}{text[table.end :]}"
-    return text
-
-
 def _table(block: Sequence[re.Match[str]]) -> Table | None:
     ruled = [bool(_RULE.fullmatch(row[0])) for row in block]
     lines = [row for row, rule in zip(block, ruled, strict=True) if not rule]

@@ -27,8 +27,6 @@ _UNDECIDED = re.compile(
     r"\b(?:one could|could try|you (?:can|could|might)|might be|either|or keep|options? (?:are|would)|directions?)\b",
     re.IGNORECASE,
 )
-
-
 _NUMBERS = re.compile(WRITTEN)
 _RESPECTIVELY = re.compile(
     rf"({WRITTEN}(?:\s*(?:,\s*and|,|and)\s*{WRITTEN}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE

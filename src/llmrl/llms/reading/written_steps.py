@@ -11,8 +11,8 @@ from llmrl.llms.reading.json_and_markup import without_tags
 from llmrl.llms.reading.latex import untexed
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
 from llmrl.llms.reading.number_parser import ORDINALS
-from llmrl.llms.reading.reply_cleaning import plain
-from llmrl.llms.reading.tables import tables, without_tables
+from llmrl.llms.reading.reply_cleaning import blanked, plain
+from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import listed
 from llmrl.llms.structured import InvalidReply
 
@@ -84,33 +84,16 @@ _CLAUSES = re.compile(
 
 
 class StepMeaning(Protocol):
-    """What tells which step words mean.
-
-    Attributes:
-        skills: names, and whether each takes an object.
-        names: of the skills, as they are found in texts.
-        most: steps of a plan at most.
-    """
+    """The part of `PlanParser` that texts need: `most` is the largest number of steps."""
 
     skills: list[tuple[str, bool]]
     names: NameMatcher
     most: int
 
-    def step(self, said: Any, before: str = "") -> Step | str:
-        """Return the step that is meant after one with the object `before`, or why it is none."""
-        ...
-
-    def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]:
-        """Return the steps before the first that is none; raises InvalidReply if there are none."""
-        ...
-
-    def of_string(self, text: str) -> tuple[Step, ...] | None:
-        """Return the plan that a text is, and nothing else; None if it is none."""
-        ...
-
-    def possible(self, step: Step | str) -> bool:
-        """Return whether it is a step."""
-        ...
+    def step(self, said: Any, before: str = "") -> Step | str: ...
+    def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]: ...
+    def of_string(self, text: str) -> tuple[Step, ...] | None: ...
+    def possible(self, step: Step | str) -> bool: ...
 
 
 class WrittenSteps:
@@ -137,7 +120,7 @@ class WrittenSteps:
             found += self._in_tables(text)
         if found or cut:
             return found
-        text = without_tables(text)
+        text = blanked(text, ((table.start, table.end) for table in tables(text)))
         return self._listed(text) or self._called(text) or self._bare(text)
 
     def spoken(self, text: str) -> tuple[Step, ...] | None:
@@ -252,7 +235,8 @@ class WrittenSteps:
         for call in _CALL.finditer(text):
             # `the calls are go_to(key)`: of the words before the bracket those that are a skill, or the last one.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
-            start = next((at for at in starts if self._skill(text[at : call.end(1)]) is not None), starts[-1])
+            skills = [at for at in starts if self.meaning.names.exact(text[at : call.end(1)]) is not None]
+            start = [*skills, starts[-1]][0]
             if runs and _THIN.fullmatch(text[runs[-1][-1][1] : start]):
                 runs[-1].append((start, call.end(), text[start : call.end(1)]))
             else:
@@ -263,13 +247,9 @@ class WrittenSteps:
             line = text[text.rfind("\n", 0, begin) + 1 : begin]
             if len(run) == 1 and not (_THIN.fullmatch(line) and _THIN.fullmatch(text[end:].split("\n", 1)[0])):
                 continue
-            if self._skill(run[0][2]) is not None:
+            if self.meaning.names.exact(run[0][2]) is not None:
                 found += self._plan(begin, end, [text[a:b] for a, b, _ in run], form=1)
         return found if not _OPEN.search(text) else []
-
-    def _skill(self, name: str) -> int | None:
-        """The skill that a function is called after."""
-        return self.meaning.names.exact(name)
 
     def _in_tables(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
         """Tables with a row for each step."""
