@@ -9,9 +9,9 @@ abstained and wrong of what is held out, before and after that:
 
 Nothing was mended after the count. A reader that is mended again is to be measured on new replies.
 
-The third corpus has long-tail replies in four styles (reasoning, conversational, small models, multilingual) and four more
-families. Read as intended, refused (the platform then sends a repair request), read wrongly, of its open part before and
-after the parser was changed for it, and of the held-out part after that:
+The third corpus has long-tail replies in four styles (reasoning, conversational, small models, multilingual) and four
+more families. Read as intended, refused (the platform then sends a repair request), read wrongly, of its open part
+before and after the parser was changed for it, and of the held-out part after that:
 
     open      player 44/9/0, 46/7/0   planner 28/5/0, 28/5/0   principal 34/7/2, 37/6/0   search 25/5/0, 26/4/0
               amount 18/12/0, 22/8/0   ballot 28/8/1, 29/8/0   approval 19/7/1, 21/6/0   message 20/5/2, 25/2/0
