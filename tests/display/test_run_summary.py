@@ -1,11 +1,14 @@
 """The closing tables of a run."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from llmrl.display.run_summary import evaluate_command, logger_lines, print_summary
+from llmrl.display.run_summary import evaluate_command, logger_lines, print_recommendations, print_summary
+from llmrl.llms.budget import LATENCY
 
 
 def measurement(objective, fee):
@@ -46,6 +49,21 @@ def closing_table(capsys, folder, evaluated):
     table = capsys.readouterr().out.rpartition("┌")[2]
     cells = [[cell.strip() for cell in line.split("│")] for line in table.splitlines() if line.startswith("│")]
     return {name: value for _, name, value, _ in cells}
+
+
+def test_contexts_without_a_proposal_are_marked(capsys):
+    row = {"mechanism": {"tax": 0.0}, "objective": 1.0, "standard_error": None, "evaluations": 4}
+    rows = [row | {"context": "dry", "measurements": 2}, row | {"context": "wet", "measurements": 0}]
+    print_recommendations(Console(), {"recommendations": rows})
+    printed = capsys.readouterr().out
+    assert "wet (not tried)" in printed and "dry (not tried)" not in printed
+
+
+def test_waiting_time_is_the_last_sum(capsys, tmp_path):
+    seconds = [1.5, 4.0]
+    lines = [json.dumps({"kind": "proposal", "x": "steps", "steps": i, LATENCY: s}) for i, s in enumerate(seconds)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert closing_table(capsys, tmp_path, True)["llm waiting time"].startswith("4 s")
 
 
 @pytest.mark.parametrize("evaluated", [True, False])

@@ -14,10 +14,13 @@ from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, RECOMMENDATI
 from llmrl.analysis.reference_lines import LINES
 from llmrl.core.plain_data import read_object
 from llmrl.display.console import near, print_rows, terminal
+from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
+from llmrl.run.metrics import FILE_NAME as METRICS_NAME
+from llmrl.run.metrics import read_metrics
 from llmrl.run.sinks.sink import FOLDER as LOGGERS_FOLDER
 from llmrl.run.source_copies import changed_sources
 from llmrl.run.status import SUMMARY_NAME
@@ -111,6 +114,8 @@ def print_summary(run: Run) -> None:
             continue
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
             table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
+    if (seconds := _reply_seconds(run.folder)) is not None:
+        table.add_row("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)")
     console.print(table)
     console.print(f"Run folder: {near(run.folder)}", soft_wrap=True)
     print_validity_warning(console, run.summary)
@@ -119,6 +124,13 @@ def print_summary(run: Run) -> None:
     console.print(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}", soft_wrap=True)
     if "principal_steps" in run.summary:
         console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
+
+
+def _reply_seconds(folder: Path) -> float | None:
+    """Return the seconds that the paid replies of a run took in all; None without a language model."""
+    path = folder / METRICS_NAME
+    rows = read_metrics(path) if path.exists() else []
+    return next((row[LATENCY] for row in reversed(rows) if LATENCY in row), None)
 
 
 def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
@@ -187,7 +199,9 @@ def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:
     for column in (*rows[0]["mechanism"], *contextual, "objective", "± s.e.", "evaluations"):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(row[key] for key in contextual)]
+        # A principal that made no proposal in a context recommends no mechanism there.
+        mark = "" if row["measurements"] else " (not tried)"
+        cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{mark}" for key in contextual)]
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
         table.add_row(*cells, str(row["evaluations"]))
     console.print(table)

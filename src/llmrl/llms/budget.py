@@ -16,6 +16,9 @@ from llmrl.llms.provider import Provider
 LOOK_S = 0.1
 """Seconds between checks, by a thread that waits for others' calls, of whether to go on waiting."""
 
+LATENCY = "time/llm_latency"
+"""Metric: seconds that paid replies took in all."""
+
 
 @dataclass(frozen=True)
 class Reservation:
@@ -99,7 +102,7 @@ class Usage:
             priced: whether the model's prices are known.
         """
         metrics = {
-            "time/llm_latency": self.seconds,
+            LATENCY: self.seconds,
             "spent/llm_calls": float(self.calls),
             "spent/llm_attempts": float(self.attempts),
             "spent/llm_failed_calls": float(self.failed),

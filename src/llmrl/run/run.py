@@ -423,7 +423,7 @@ class Run:
         self.metrics.close(self.status.state, {"result": self.result} | self.summary)
         write_json(self.folder / status.SUMMARY_NAME, self.summary)
         self.status.write(self.folder)  # last: this makes the run count as finished
-        log.info("run %s finished, result %s", self.folder, self.result)
+        log.info("run %s finished, result %s", self.folder, "none" if self.result is None else f"{self.result:.6g}")
 
     def _fail(self, error: BaseException) -> None:
         """Record why the run ended early, unless another process has taken over the folder."""
