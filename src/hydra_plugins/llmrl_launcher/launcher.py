@@ -51,12 +51,14 @@ class LlmrlLauncher(Launcher):
     Args:
         wait: until all runs have ended; false: return when they are submitted (backends with a scheduler).
 
-    A sweeper that launches in several batches says in `swept` which keys differ between its runs.
+    A sweeper that launches in several batches says in `swept` which keys differ between its runs, and sets `in_batches`:
+    commands to use next are then its own matter.
     """
 
     def __init__(self, wait: bool) -> None:
         self.wait = wait
         self.swept: set[str] | None = None
+        self.in_batches = False
         self.config: DictConfig | None = None
         self.hydra_context: HydraContext | None = None
 
@@ -88,7 +90,7 @@ class LlmrlLauncher(Launcher):
                 return [_ended(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = redacted_folder(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
             outcomes, code = compute_sweep(found, sweep_folder, self.wait, self.swept)
-            print_sweep(outcomes)
+            print_sweep(outcomes, commands=not self.in_batches)
             self._show(found, outcomes)
         own = outcomes[-len(found) :] if found else []
         return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]

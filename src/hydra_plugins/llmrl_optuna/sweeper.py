@@ -64,8 +64,9 @@ class OptunaSweeper(LaunchingSweeper):
         first = self._compose_all(sought)
         folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)
         seeds = sought.seeds or [str(first[SEED])]
-        if hasattr(self.launcher, "swept"):
+        if hasattr(self.launcher, "swept") and hasattr(self.launcher, "in_batches"):
             self.launcher.swept = set(sought.space)  # the names of runs say what was tried
+            self.launcher.in_batches = True
         failures = 0
         if first["dry_run"]:
             self._plan(sought, settings, seeds)

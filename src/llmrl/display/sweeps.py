@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import JobOutcome
 
 
-def print_sweep(outcomes: Sequence[JobOutcome]) -> None:
-    """Print the final tables of a sweep, of the runs that others need and of results, and commands to use next."""
+def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
+    """Print the final tables of a sweep, of the runs that others need and of results.
+
+    Args:
+        outcomes: outcomes of all jobs.
+        commands: also print commands to use next.
+    """
     from llmrl.run.folder import split_overrides
     from llmrl.run.folder_names import title
 
@@ -47,6 +52,8 @@ def print_sweep(outcomes: Sequence[JobOutcome]) -> None:
     if unfinished:
         console.print(f"Why: {shlex.join(['llmrl-sweep', 'logs', str(near(unfinished[0].folder))])}", soft_wrap=True)
         console.print("The same command again runs what is missing.")
+    if not commands:
+        return
     folder = common_folder([outcome.folder for outcome in outcomes])
     root = shlex.quote(str(near(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
