@@ -51,8 +51,8 @@ class LlmrlLauncher(Launcher):
     Args:
         wait: until all runs have ended; false: return when they are submitted (backends with a scheduler).
 
-    A sweeper that launches in several batches says in `swept` which keys differ between its runs, and sets `in_batches`:
-    commands to use next are then its own matter.
+    A sweeper that launches in several batches says in `swept` which keys differ between its runs, and sets
+    `in_batches`, so that no commands to use next are printed after each batch.
     """
 
     def __init__(self, wait: bool) -> None:

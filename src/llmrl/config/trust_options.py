@@ -208,9 +208,7 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
         ConfigError: a callback, plugin or logger made of code that is not trusted, a folder, a variable of the
             environment, or overrides that nobody has typed.
     """
-    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     own = config.hydra
     words: list[Any] = []
@@ -221,22 +219,7 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     if sorted(words) != sorted(overrides):
         raise ConfigError("hydra.overrides is set in an option file; overrides are typed")
     trust = Trust(tuple(trusted_by(overrides)))
-    shared = HydraConfig.instance()
-    before = shared.cfg
-    shared.set_config(config)  # what interpolations ask; closes Hydra's part to changes
-    try:
-        parts = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
-        nodes = {
-            name: OmegaConf.to_container(own[name], resolve=True) if OmegaConf.is_config(own[name]) else None
-            for name in parts
-        }
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"hydra's own options cannot be read: {describe(error, overrides)}") from error
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"hydra's own options cannot be read: {error}") from error
-    finally:
-        shared.cfg = before
-        OmegaConf.set_readonly(own, None)  # launchers write the number of a job there
+    nodes = _resolved_nodes(config, overrides)
     for name in ("callbacks", "launcher", "sweeper"):
         for place, target in _targets(nodes[name], f"hydra.{name}"):
             # Plugins are installed, and Hydra takes no other launcher and no other sweeper.
@@ -244,11 +227,7 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
                 trust.locate(target, f"{place}._target_")
     for name in ("job_logging", "hydra_logging"):
         _check_logging(nodes[name], f"hydra.{name}", trust)
-    sweeper = nodes["sweeper"]
-    for key in (sweeper.get("params") if isinstance(sweeper, dict) else None) or {}:
-        name = _key(str(key))
-        if name.startswith((KEY, "hydra", "hardware.backend.")) or name.endswith((*ADDRESSES, VARIABLE)):
-            raise ConfigError(f"hydra.sweeper.params has {key}: type it")
+    _check_sweeper(nodes["sweeper"])
     plain: Any = OmegaConf.to_container(own, resolve=False)
     for name, expected in _FOLDERS.items():
         if (value := plain[name]) != expected:
@@ -259,6 +238,42 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     for name in own.job.env_set:
         if not _typed_variable(str(name), overrides) and name not in own.job.env_copy:
             raise ConfigError(f"hydra.job.env_set.{name} is set in an option file; type it, or export {name}")
+
+
+def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the resolved nodes of Hydra's config that may hold code, in plain containers; None where there is none.
+
+    Raises:
+        ConfigError: a node cannot be resolved.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    own = config.hydra
+    shared = HydraConfig.instance()
+    before = shared.cfg
+    shared.set_config(config)  # what interpolations ask; closes Hydra's part to changes
+    try:
+        return {
+            name: OmegaConf.to_container(own[name], resolve=True) if OmegaConf.is_config(own[name]) else None
+            for name in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
+        }
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"hydra's own options cannot be read: {describe(error, overrides)}") from error
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"hydra's own options cannot be read: {error}") from error
+    finally:
+        shared.cfg = before
+        OmegaConf.set_readonly(own, None)  # launchers write the number of a job there
+
+
+def _check_sweeper(node: Any) -> None:
+    """Refuse swept keys that only a command line may set."""
+    for key in (node.get("params") if isinstance(node, dict) else None) or {}:
+        name = _key(str(key))
+        if name.startswith((KEY, "hydra", "hardware.backend.")) or name.endswith((*ADDRESSES, VARIABLE)):
+            raise ConfigError(f"hydra.sweeper.params has {key}: type it")
 
 
 def _targets(node: Any, place: str) -> Iterator[tuple[str, Any]]:

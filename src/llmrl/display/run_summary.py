@@ -79,32 +79,13 @@ def print_summary(run: Run) -> None:
     console = terminal()
     history = run.summary.get("history")
     if history:
-        names = list(history[0]["mechanism"])
-        table = Table(title="Principal steps")
-        contextual = [] if history[0]["context"] is None else ["context"]
-        for column in ("step", *names, *contextual, "objective", "± s.e."):
-            table.add_column(column, justify="right")
-        shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
-        recommended = [(row["mechanism"], row["context"]) for row in run.summary["recommendations"]]
-        for row in shown:
-            cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
-            cells += [row[key] for key in contextual]
-            error = row["standard_error"]
-            cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
-            table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in recommended else None)
-        console.print(table)
+        print_steps(console, run.summary)
         print_recommendations(console, run.summary)
         if "references" in run.summary:
             print_reached(console, run.summary["references"])
     measured = _measured(run.folder)
     if measured:
-        table = Table(title=f"{measured['episodes']} final episodes")
-        for column in ("", *ESTIMATES):
-            table.add_column(column, justify="right" if column else "left")
-        for name, row in measured["table"].items():
-            table.add_row(name.replace("_", " "), *numbers(row))
-        console.print(table)
-        print_carried(console, measured["carried"])
+        _print_episodes(console, measured)
     table = Table(title=f"{run.folder.parent.parent.name}, {run.folder.name}", show_header=False, min_width=70)
     if history:
         for row in objective_rows(run.summary):
@@ -189,6 +170,36 @@ def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None
             style="bold red",
             soft_wrap=True,
         )
+
+
+def _print_episodes(console: Console, measured: Mapping[str, Any]) -> None:
+    """Print the table of a run's final episodes, from its `results.json`."""
+    table = Table(title=f"{measured['episodes']} final episodes")
+    for column in ("", *ESTIMATES):
+        table.add_column(column, justify="right" if column else "left")
+    for name, row in measured["table"].items():
+        table.add_row(name.replace("_", " "), *numbers(row))
+    console.print(table)
+    print_carried(console, measured["carried"])
+
+
+def print_steps(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print the first and newest proposals of a principal, those that it recommends in bold."""
+    history = summary["history"]
+    names = list(history[0]["mechanism"])
+    table = Table(title="Principal steps")
+    contextual = [] if history[0]["context"] is None else ["context"]
+    for column in ("step", *names, *contextual, "objective", "± s.e."):
+        table.add_column(column, justify="right")
+    shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
+    recommended = [(row["mechanism"], row["context"]) for row in summary["recommendations"]]
+    for row in shown:
+        cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
+        cells += [row[key] for key in contextual]
+        error = row["standard_error"]
+        cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
+        table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in recommended else None)
+    console.print(table)
 
 
 def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:

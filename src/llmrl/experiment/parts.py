@@ -99,14 +99,7 @@ def build_parts(
     seeds = Seeds(config["seed"])
     device = resources.device
     trusted = config["trusted_modules"]
-    env_node = dict(config["env"])
-    if render is None and config.get("play", {}).get("videos"):
-        render = True
-    if any(part.get("show_frames") for part in parts_of(config.get("agent") or {})):
-        render = True
-    if render is not None and "render" in env_node:
-        env_node["render"] = render
-    env = build_env(env_node, {"seeds": seeds.child("env"), "device": device}, trusted)
+    env = build_env(_env_options(config, render), {"seeds": seeds.child("env"), "device": device}, trusted)
     asked = debugging(config)
     try:
         if asked.same_episode:
@@ -134,16 +127,10 @@ def build_parts(
         candidates, societies = (design["candidates"], design["replicates"]) if shared else (proposals or 1, 1)
         if candidates * societies > 1:
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
-        agents, teacher = [], None
         # In the order of `loops.societies.Societies`.
-        for own in seeds.replicates(societies, shared and design["society_seeds"] == "consecutive") * candidates:
-            teacher = Builder({**offered, "seeds": own.child("teacher")}, trusted).build(config["teacher"], "teacher")
-            builder = Builder({**offered, "seeds": own.child("agent"), "teacher": teacher}, trusted)
-            if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
-                raise Incompatible(
-                    Misfit.UNTAUGHT, "a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none"
-                )
-            agents.append(builder.build(config["agent"], "agent"))
+        agent_seeds = seeds.replicates(societies, shared and design["society_seeds"] == "consecutive") * candidates
+        taught = [_build_agent(config, offered, each, trusted) for each in agent_seeds]
+        agents, teacher = [agent for agent, _ in taught], taught[-1][1]
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
         # A principal is told the objective it is judged on.
@@ -166,6 +153,44 @@ def build_parts(
         env.close()
         raise
     return Parts(env, agents, principal, teacher, llm, resources, kind, judged, cost, observers)
+
+
+def _env_options(config: Config, render: bool | None) -> dict[str, Any]:
+    """Return the options of the environment, with `render` set where the run needs frames.
+
+    Args:
+        config: resolved config.
+        render: value for `env.render`; None: the config decides.
+    """
+    options = dict(config["env"])
+    if render is None and config.get("play", {}).get("videos"):
+        render = True
+    if any(part.get("show_frames") for part in parts_of(config.get("agent") or {})):
+        render = True
+    if render is not None and "render" in options:
+        options["render"] = render
+    return options
+
+
+def _build_agent(config: Config, offered: Mapping[str, Any], seeds: Seeds, trusted: Sequence[str]) -> tuple[Any, Any]:
+    """Return the agent of a society and its teacher, which is None without one.
+
+    Args:
+        config: resolved config.
+        offered: what parts may take, by the names of their arguments.
+        seeds: seeds of the society.
+        trusted: modules whose code a config may name.
+
+    Raises:
+        Incompatible: there is a teacher, and the agent cannot learn from one.
+    """
+    teacher = Builder({**offered, "seeds": seeds.child("teacher")}, trusted).build(config["teacher"], "teacher")
+    builder = Builder({**offered, "seeds": seeds.child("agent"), "teacher": teacher}, trusted)
+    if teacher is not None and not builder.needs(config["agent"], "teacher", "agent"):
+        raise Incompatible(
+            Misfit.UNTAUGHT, "a teacher is one more loss of a learning agent; use agent=ppo, or teacher=none"
+        )
+    return builder.build(config["agent"], "agent"), teacher
 
 
 def located(config: Config, play_only: bool = False) -> Config:

@@ -76,6 +76,20 @@ def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSe
         executor.close()
 
 
+def _called(request: Request) -> Any:
+    """Return the answer to a request that names an object and what to call of it."""
+    match request:
+        case Imitate():
+            return request.cloning.update(request.update)
+        case Ask():
+            return request.principal.ask(request.context, request.n)
+        case PlayIndependently():
+            return request.games.go_on()
+        case Chat():
+            return request.model.chat(request.requests)
+    return None
+
+
 class Executor:
     """An executor of the requests of one loop.
 
@@ -110,26 +124,10 @@ class Executor:
             case PlaySteps():
                 return self._play(request)
             case Update():
-                draws = generators(request.minibatches)
-                if request.stacked:
-                    self._trainer = BatchedTrainer.of(request.agents, self._trainer)
-                    found = self._trainer.update(request.rollout, draws)
-                    if (end := next((each for each in found if isinstance(each, Diverged)), None)) is not None:
-                        raise end
-                    return found
-                each = zip(request.agents, split(request.rollout, len(request.agents)), draws, strict=True)
-                return [agent.update(own, generator) for agent, own, generator in each]
+                return self._update(request)
             case DifferentiableUpdate():
                 [generator] = generators([request.minibatches])
                 return request.learner.update(request.rollout, generator)
-            case Imitate():
-                return request.cloning.update(request.update)
-            case Ask():
-                return request.principal.ask(request.context, request.n)
-            case PlayIndependently():
-                return request.games.go_on()
-            case Chat():
-                return request.model.chat(request.requests)
             case Evaluate():
                 with nullcontext() if request.watched else request.collector.unobserved():
                     return evaluate_policy(request.collector, request.episodes, request.seeds)
@@ -137,16 +135,31 @@ class Executor:
                 return self._evaluate(request)
             case Delegate():
                 return request.work(self.answer)
-            case Log():
-                assert self._run is not None
-                self._run.metrics.log(request.kind, request.x, request.metrics, **request.counters)
-            case SafePoint():
-                assert self._run is not None
-                if request.always:
-                    self._run.checkpoint(request.iteration, request.state())
-                else:
-                    self._run.safe_point(request.iteration, request.state)
+            case Log() | SafePoint():
+                self._record(request)
+            case _:
+                return _called(request)
         return None
+
+    def _update(self, request: Update) -> Any:
+        draws = generators(request.minibatches)
+        if request.stacked:
+            self._trainer = BatchedTrainer.of(request.agents, self._trainer)
+            found = self._trainer.update(request.rollout, draws)
+            if (end := next((each for each in found if isinstance(each, Diverged)), None)) is not None:
+                raise end
+            return found
+        each = zip(request.agents, split(request.rollout, len(request.agents)), draws, strict=True)
+        return [agent.update(own, generator) for agent, own, generator in each]
+
+    def _record(self, request: Log | SafePoint) -> None:
+        assert self._run is not None
+        if isinstance(request, Log):
+            self._run.metrics.log(request.kind, request.x, request.metrics, **request.counters)
+        elif request.always:
+            self._run.checkpoint(request.iteration, request.state())
+        else:
+            self._run.safe_point(request.iteration, request.state)
 
     def close(self) -> None:
         """Close the evaluators, which ends their processes."""

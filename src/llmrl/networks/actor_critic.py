@@ -133,23 +133,13 @@ class ActorCritic(nn.Module):
             _check_instructed(spec, s.observation_channels)
         chosen = readable(spec, s.observation_channels)
         spatial = [name for name in chosen if s.core != "mlp" and len(spec.observation[name].shape) == 3]
-        if len(spatial) > 1:
-            raise ConfigError(
-                f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
-                f"with agent.observation_channels, e.g. agent.observation_channels=[{spatial[0]}]"
-            )
+        _check_channels(spec, s, chosen, spatial)
         self.image = spatial[0] if spatial else None
         self.joined = tuple(name for name in chosen if name not in spatial)
         self.words = MISSION if s.core == "film" else None
         # With a single agent the index carries no information.
         self.vectors = (*self.joined, PLAYER) if spec.n_players > 1 else self.joined
         self.join, self.central, self.separate = s.join, s.critic == "central", s.critic == "separate"
-        if s.join == "core" and self.image is not None and s.core == "film":
-            raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
-        if s.core == "planes" and self.image is None:
-            raise Incompatible(
-                Misfit.INTERFACE, f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}"
-            )
         widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.joined}
         seen = sum(widths.values())
         width = seen + (spec.n_players if PLAYER in self.vectors else 0)
@@ -186,11 +176,6 @@ class ActorCritic(nn.Module):
                 last.bias[-n_std:] = log_std
         self.std: LogStd | None = LogStd(n_std, log_std) if n_std and not s.state_dependent_std else None
         self.joint_columns: list[int] = []
-        if s.critic != "own" and self.image is not None:
-            raise ConfigError(
-                f"agent.critic={s.critic} reads numbers, and {self.image!r} of env={spec.name} is a picture or a map; "
-                "use agent.critic=own"
-            )
         n_joint = spec.n_agents * seen + spec.n_players
         if self.central:
             self.joint_columns = [
@@ -406,3 +391,33 @@ def _planes(spec: EnvSpec, name: str, wanted: Sequence[str] | None) -> list[tupl
     if wanted is not None and not wanted:
         raise ConfigError(f"agent.planes is empty; {name!r} offers {', '.join(offered)}")
     return [offered[plane] for plane in (offered if wanted is None else wanted)]
+
+
+def _check_channels(spec: EnvSpec, settings: NetworkSettings, chosen: Sequence[str], spatial: Sequence[str]) -> None:
+    """Refuse settings that do not fit the channels that a network reads.
+
+    Args:
+        spec: spec of the environment.
+        settings: architecture of the network.
+        chosen: names of all channels read.
+        spatial: names of those that are an image or a map.
+
+    Raises:
+        ConfigError, Incompatible: see `ActorCritic`.
+    """
+    if len(spatial) > 1:
+        raise ConfigError(
+            f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
+            f"with agent.observation_channels, e.g. agent.observation_channels=[{spatial[0]}]"
+        )
+    if settings.join == "core" and spatial and settings.core == "film":
+        raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
+    if settings.core == "planes" and not spatial:
+        raise Incompatible(
+            Misfit.INTERFACE, f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}"
+        )
+    if settings.critic != "own" and spatial:
+        raise ConfigError(
+            f"agent.critic={settings.critic} reads numbers, and {spatial[0]!r} of env={spec.name} is a picture or a "
+            "map; use agent.critic=own"
+        )

@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from llmrl.core.errors import ProcessesError
 
@@ -276,14 +277,7 @@ class StopFlag:
                 if _OVER in told:
                     return
             number, since = came.pop(), time.monotonic()
-
-            def over(after: float) -> bool:
-                """Wait until `after` seconds after the signal; return whether the flag was left by then."""
-                while select.select([news], [], [], max(0.0, since + after - time.monotonic()))[0]:
-                    if _OVER in os.read(news, 64):
-                        return True
-                return False
-
+            over = partial(_is_left, news, since)
             if over(min(_HANDLED_S, GIVE_UP_S)):
                 return
             if self.signal is None and self._says:
@@ -301,20 +295,24 @@ class StopFlag:
             after = OVERDUE_S
             while not over(after):
                 if not self._anybody_saves:
-                    self._said = True
-                    self._begin(number if self.signal is None else self.signal, since)
-                    # Followers that others wait for come last.
-                    for follower in reversed(self._followers):
-                        follower._overdue()
-                    self._overdue()
-                    assert self.signal is not None
-                    os._exit(128 + self.signal)
+                    self._exit(number, since)
                 while self._anybody_saves and not over(time.monotonic() - since + _SAVING_POLL_S):
                     pass
                 # After a save the run is about to end by itself.
                 after = time.monotonic() - since + OVERDUE_S - GIVE_UP_AGAIN_S
         finally:
             os.close(news)
+
+    def _exit(self, number: int, since: float) -> NoReturn:
+        """End the process, which did not end by itself."""
+        self._said = True
+        self._begin(number if self.signal is None else self.signal, since)
+        # Followers that others wait for come last.
+        for follower in reversed(self._followers):
+            follower._overdue()
+        self._overdue()
+        assert self.signal is not None
+        os._exit(128 + self.signal)
 
     @property
     def _anybody_saves(self) -> bool:
@@ -324,6 +322,20 @@ class StopFlag:
         # Not by logging or sys.stderr: the signal may have interrupted one of their writes.
         name = self.name if number is None else signal.Signals(number).name
         os.write(2, f"\n{name}: {text}\n".encode())
+
+
+def _is_left(news: int, since: float, after: float) -> bool:
+    """Wait until `after` seconds after a signal; return whether its flag was left by then.
+
+    Args:
+        news: file descriptor that tells of the flag.
+        since: time of the signal, by `time.monotonic`.
+        after: seconds.
+    """
+    while select.select([news], [], [], max(0.0, since + after - time.monotonic()))[0]:
+        if _OVER in os.read(news, 64):
+            return True
+    return False
 
 
 def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest: str) -> tuple[int | None, bool]:

@@ -303,14 +303,18 @@ def come_back(b: int, lane: int, words: Any, players: Any, occupied: Any, spawn:
     if due > free:
         draw_lots(lane, due, words, notes)
     for k in range(min(due, free)):
-        # The free cell with the smallest number.
-        chosen, least = 0, 1 << 30
-        for place in range(spawn.shape[0]):
-            if occupied[b, spawn[place]] == 0:
-                number = draw(words, RETURN, place)
-                if number < least:
-                    chosen, least = spawn[place], number
-        enter(b, notes[lane, BACK, k], chosen, words, players, occupied)
+        enter(b, notes[lane, BACK, k], free_cell(b, words, occupied, spawn), words, players, occupied)
+
+
+def free_cell(b: int, words: Any, occupied: Any, spawn: Any) -> int:
+    """Return the free cell with the smallest drawn number."""
+    chosen, least = 0, 1 << 30
+    for place in range(spawn.shape[0]):
+        if occupied[b, spawn[place]] == 0:
+            number = draw(words, RETURN, place)
+            if number < least:
+                chosen, least = spawn[place], number
+    return chosen
 
 
 def draw_lots(lane: int, due: int, words: Any, notes: Any) -> None:

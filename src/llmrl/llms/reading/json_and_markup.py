@@ -65,6 +65,8 @@ _PLAIN_TAG = re.compile(rf"</?(?:{'|'.join(sorted(_TEXT_TAGS))})\b[^<>\n]{{0,200
 _CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=]|[\[(])")
 _NESTED = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
 
+_Opened = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class FoundValue:
@@ -314,23 +316,8 @@ def _tags(text: str) -> list[FoundValue]:
     """Outermost elements of a markup as objects, those side by side as one: names with a text or with other elements.
     Tags of HTML's text are none."""
     elements: list[FoundValue] = []
-    stack: list[tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]] = []
-
-    def kept(key: str, value: Any, start: int, end: int) -> None:
-        if stack:
-            stack[-1][4].append((key, value))
-        while elements and elements[-1].start >= start:
-            elements.pop()
-        before = elements[-1] if elements else None
-        beside = before is not None and not text[before.end : start].strip()
-        if beside and before is not None and key not in before.value:
-            elements[-1] = FoundValue(before.start, end, {**before.value, key: value})
-        elif beside and before is not None and isinstance(value, dict) and list(before.value) == [key]:
-            listed_before = before.value[key] if isinstance(before.value[key], list) else [before.value[key]]
-            elements[-1] = FoundValue(before.start, end, {key: [*listed_before, value]})
-        else:
-            elements.append(FoundValue(start, end, {key: value}))
-
+    stack: list[_Opened] = []
+    value: Any
     for tag in _TAG.finditer(text):
         name = tag[2].lower()
         if name in _TEXT_TAGS:
@@ -344,37 +331,48 @@ def _tags(text: str) -> list[FoundValue]:
             if tag[3] and (said := _NAME.match(tag[3].strip())) and parameter:
                 key = said[1].strip()
                 given = {inner: value for inner, value in given.items() if inner != "name"}
-            if tag[4]:
-                if given:
-                    kept(key, given["value"] if list(given) == ["value"] else given, tag.start(), tag.end())
-                continue
-            stack.append((name, key, tag.start(), tag.end(), [], given))
-            del stack[:-DEEPEST]
+            if not tag[4]:
+                stack.append((name, key, tag.start(), tag.end(), [], given))
+                del stack[:-DEEPEST]
+            elif given:
+                value = given["value"] if list(given) == ["value"] else given
+                _add(elements, stack, text, FoundValue(tag.start(), tag.end(), (key, value)))
             continue
         depth = next((i for i in range(len(stack) - 1, -1, -1) if stack[i][0] == name), None)
         if depth is None:
             continue
         _, key, start, inside, children, given = stack[depth]
         inner = without_tags(text[inside : tag.start()]).strip()
-        value: Any = _object(children) if children else inner
+        value = _object(children) if children else inner
         if not children and given and not inner:
             value = given["value"] if list(given) == ["value"] else given
         elif not children and any(word in given for word in _DOING) and name not in ("parameter", "param"):
             value = {**given, "object": inner}
         del stack[depth:]
-        kept(key, value, start, tag.end())
+        _add(elements, stack, text, FoundValue(start, tag.end(), (key, value)))
     return elements
+
+
+def _add(elements: list[FoundValue], stack: list[_Opened], text: str, new: FoundValue) -> None:
+    """Add an element, whose value is its name and value, to the innermost open one and to the outermost elements."""
+    key, value = new.value
+    if stack:
+        stack[-1][4].append((key, value))
+    while elements and elements[-1].start >= new.start:
+        elements.pop()
+    before = elements[-1] if elements else None
+    follows = before is not None and not text[before.end : new.start].strip()
+    if before and follows and (key not in before.value or (isinstance(value, dict) and list(before.value) == [key])):
+        elements[-1] = FoundValue(before.start, new.end, _object([*before.value.items(), (key, value)]))
+    else:
+        elements.append(FoundValue(new.start, new.end, {key: value}))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
-        if key not in found:
-            found[key] = value
-        elif isinstance(found[key], list):
-            found[key].append(value)
-        else:
-            found[key] = [found[key], value]
+        earlier = found.get(key, [])
+        found[key] = value if key not in found else [*(earlier if isinstance(earlier, list) else [earlier]), value]
     return found
 
 

@@ -57,9 +57,6 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         self.written = WrittenSteps(self, own[1] if own else "")
         self.turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
 
-    def of_value(self, value: Any) -> tuple[Step, ...] | None:
-        return self._of(value, 0)
-
     def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
         return self.written.found(text, cut)
 
@@ -100,7 +97,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             raise InvalidReply(fault)
         return tuple(found)
 
-    def _of(self, value: Any, depth: int) -> tuple[Step, ...] | None:
+    def of_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
         if depth > 6:
             return None
         if isinstance(value, list):
@@ -117,25 +114,27 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             if isinstance(inner, str):
                 return self.of_string(inner)
             if isinstance(inner, list):
-                return self.plan(inner) if key not in ("answer",) or _steplike(inner) else self._of(inner, depth + 1)
-            if isinstance(inner, dict):
-                if self._is_step(inner):
-                    return self.plan([inner])
-                if inner and all(str(k).strip().lower().removeprefix("step").strip(" _").isdigit() for k in inner):
-                    return self.plan(list(inner.values()))
-                if (found := self._of(inner, depth + 1)) is not None:
-                    return found
-                if len(inner) == 1 and isinstance(only := next(iter(inner.values())), list):
-                    return self.plan(only)
-                if len(inner) == 1 and isinstance(only, dict):
-                    return self.plan([only])
+                return self.plan(inner) if key != "answer" or _steplike(inner) else self.of_value(inner, depth + 1)
+            if isinstance(inner, dict) and (plan := self._of_steps(inner, depth)) is not None:
+                return plan
         if self._is_step(value) and "skill" in by_key:
             return self.plan([value])
         return self._inside(list(value.values()), depth)
 
+    def _of_steps(self, value: dict[Any, Any], depth: int) -> tuple[Step, ...] | None:
+        if self._is_step(value):
+            return self.plan([value])
+        if value and all(str(k).strip().lower().removeprefix("step").strip(" _").isdigit() for k in value):
+            return self.plan(list(value.values()))
+        if (found := self.of_value(value, depth + 1)) is not None:
+            return found
+        only = next(iter(value.values())) if len(value) == 1 else None
+        return self.plan(only if isinstance(only, list) else [only]) if isinstance(only, dict | list) else None
+
     def _inside(self, values: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
         """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""
-        plans = {plan for inner in values if isinstance(inner, dict | list) and (plan := self._of(inner, depth + 1))}
+        nested = [inner for inner in values if isinstance(inner, dict | list)]
+        plans = {plan for inner in nested if (plan := self.of_value(inner, depth + 1))}
         if len(plans) > 1:
             raise InvalidReply("there are several different plans in the reply; give one")
         return plans.pop() if plans else None

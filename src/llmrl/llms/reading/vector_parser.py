@@ -136,33 +136,37 @@ class VectorParser(AnswerParser[np.ndarray]):
             return [named[i] for i in range(self.d)]
         if self.written.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
             return self._of_list([value[str(i)] for i in range(self.d)], depth)
+        fitting, faults = self._lists_in(value, depth)
+        if len(fitting) > 1:
+            raise InvalidReply("there are several different lists of numbers in one object")
+        if fitting:
+            return fitting[0]
+        if named or faults:
+            raise InvalidReply(self.written.lacking(named) if named else faults[-1])
+        return None
+
+    def _lists_in(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
+        """Return the different lists under the names of lists in an object, and what is wrong with others."""
         fitting: list[list[float]] = []
-        told: list[str] = []
+        faults: list[str] = []
         asked = [key for key in value if letters(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in asked or value]:
             name = letters(key)
             if name in _HIDDEN or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
                 continue
-            if isinstance(inner, list) and len(inner) != self.d and name in LISTS and _numeric(inner):
-                told.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
+            is_list = isinstance(inner, list) and name in LISTS and all(number_of(x) is not None for x in inner)
+            if is_list and len(inner) != self.d:
+                faults.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
                 found = self._one(inner, depth + 1)
                 if self.d == 1 and name in LISTS and (number := self.written.number(inner)) is not None:
                     found = [number]
             except InvalidReply as fault:
-                told.append(str(fault))
+                faults.append(str(fault))
                 continue
             if found is not None and found not in fitting:
                 fitting.append(found)
-        if len(fitting) > 1:
-            raise InvalidReply("there are several different lists of numbers in one object")
-        if fitting:
-            return fitting[0]
-        if named:
-            raise InvalidReply(self.written.lacking(named))
-        if told:
-            raise InvalidReply(told[-1])
-        return None
+        return fitting, faults
 
     def _collect(self, value: Any, named: dict[int, float], depth: int) -> None:
         """Add the numbers under their names, nested up to four levels deep, to `named`."""
@@ -270,7 +274,3 @@ def _alone(said: Mapping[str, Any]) -> Any:
     """Return the only number of an object such as `{"value": 0.5, "unit": "apples"}`; else the object itself."""
     numbers = [inner for inner in said.values() if isinstance(inner, int | float) and not isinstance(inner, bool)]
     return said["value"] if "value" in said else numbers[0] if len(numbers) == 1 else said
-
-
-def _numeric(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float | str) and not isinstance(value, bool) for value in values)
