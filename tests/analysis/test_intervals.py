@@ -308,3 +308,11 @@ def test_a_difference_that_cannot_be_trusted_has_no_interval() -> None:
 def test_invalid_input_raises(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         call()
+
+
+@pytest.mark.parametrize(("successes", "low", "high"), [(0, 0.0, 0.194), (15, 0.717, 0.989), (16, 0.806, 1.0)])
+def test_interval_of_a_share_stays_within_its_range(successes, low, high):
+    scores = np.array([1.0] * successes + [0.0] * (16 - successes))
+    row = describe(scores, is_share=True)
+    assert row["low"] == pytest.approx(low, abs=1e-3) and row["high"] == pytest.approx(high, abs=1e-3)
+    assert describe(scores, independent=False, is_share=True)["low"] is None

@@ -114,7 +114,7 @@ def test_a_summary_that_is_not_of_this_result_is_not_believed(tmp_path: Path) ->
     assert numbers(tmp_path).units == "2 runs, 2 episodes"
 
 
-ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.steps=6")
+ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.steps=6", "design.evaluations=4")
 
 
 @pytest.mark.slow

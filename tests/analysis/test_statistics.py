@@ -24,6 +24,7 @@ from llmrl.analysis.statistics import (
     standard_error_of_mean,
     standard_error_over_tasks,
     unit_means,
+    wilson,
 )
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
@@ -182,3 +183,10 @@ def test_the_mean_over_kinds_is_covered_as_often_as_said() -> None:
         found = mean_proportion([proportion(int(rng.binomial(30, p)), 30) for p in shares])
         covered += found.low <= shares.mean() <= found.high
     assert 0.93 < covered / 400 <= 1.0
+
+
+def test_wilson_bounds_of_shares():
+    """Values from the definition in Brown, Cai and DasGupta (2001), computed by hand: 8 of 10."""
+    assert np.array(wilson(np.array(0.8), 10)) == pytest.approx([0.4901625, 0.9433178], abs=1e-6)
+    assert np.array(wilson(np.array(0.0), 20)) == pytest.approx([0.0, 0.1611252], abs=1e-6)
+    assert wilson(np.array(1.0), 20)[1] == 1.0

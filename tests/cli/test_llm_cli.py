@@ -33,7 +33,7 @@ def test_check_of_a_server(capsys):
 def test_check_of_a_server_that_ignores_schemas(capsys):
     with FakeOpenAIServer(lambda messages: '{"number": 1}') as server:
         code, text = call(capsys, *server_options(server))
-    assert code == 0 and "ignored" in text and "llm.structured=false" in text
+    assert code == 1 and "ignored" in text and "llm.structured=false" in text
     assert "the number 1 instead of 7" in text
 
 
@@ -45,7 +45,7 @@ def test_check_of_a_server_without_schemas(capsys):
 
     with Simple(lambda messages: "seven") as server:
         code, text = call(capsys, *server_options(server))
-    assert code == 0 and "refused, set llm.structured=false" in text
+    assert code == 1 and "refused, set llm.structured=false" in text
     assert "there is no JSON object of the form asked for" in text and "cost │ unknown" in text
 
 

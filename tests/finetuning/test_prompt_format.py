@@ -11,7 +11,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.proposal_examples import ProposalExample
-from llmrl.finetuning.proposer_evaluation import baselines, chat_requests, difference, measure, summarize, wilson
+from llmrl.finetuning.proposer_evaluation import baselines, chat_requests, difference, measure, summarize
 from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import Rewards, Scale
 from llmrl.finetuning.trials import ParameterTrial
@@ -239,13 +239,6 @@ def test_measures_and_baselines():
     nothing = summarize(measure(judge(asked[:2], ["?", "?"], "evaluation"), rewards, scale))
     assert nothing["return"] == {"mean": None, "low": None, "high": None, "n": 0}
     assert nothing["score"]["mean"] == 0.0 and nothing["valid_rate"]["high"] < 1
-
-
-def test_intervals_of_rates_are_wilsons():
-    """Values from Brown, Cai and DasGupta's definition, worked out apart: 8 of 10."""
-    assert wilson(0.8, 10) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
-    assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611252), abs=1e-6)
-    assert wilson(1.0, 20)[1] == 1.0
 
 
 def test_the_model_is_asked_with_the_questions_as_they_are():

@@ -36,7 +36,7 @@ TRIAL = (3 + 1) * 5 * 8
 
 
 def design(root, *overrides):
-    run(*overrides, f"output_root={root}")
+    run("design.evaluations=4", *overrides, f"output_root={root}")
     folder = only_run_folder(root)
     return folder, json.loads((folder / "summary.json").read_text())
 
@@ -54,7 +54,7 @@ def pooled(rows):
 
 
 def planned(*overrides):
-    config = compose(*overrides)
+    config = compose("design.evaluations=4", *overrides)
     parts = build_parts(config, build_llm(config, None))
     rows = dict(plan(config, parts, build_loop(config, parts)))
     parts.close()
@@ -161,7 +161,7 @@ def test_stopped_anywhere_it_continues_alike(tmp_path, monkeypatch, confirmed, m
 
     monkeypatch.setattr(Run, "safe_point", interrupted)
     with pytest.raises(Stopped):
-        run(*WIDE, f"output_root={tmp_path}")
+        run("design.evaluations=4", *WIDE, f"output_root={tmp_path}")
     folder, summary = design(tmp_path, *WIDE)
     assert stopped and summary == confirmed[1]
     assert comparable_metrics(folder) == comparable_metrics(confirmed[0])

@@ -204,6 +204,10 @@ class OptunaSweeper(LaunchingSweeper):
         )
         # Not in the table, whose lines cannot be copied.
         sys.stdout.write(f"The best trial again: {self._command(sought, study)}\n")
+        if ranking and all(seed.isdigit() for seed in study.seeds):
+            first = max(map(int, study.seeds)) + 1
+            fresh = ",".join(str(first + i) for i in range(3))
+            sys.stdout.write(f"An unbiased estimate needs new seeds: the same with --multirun {SEED}={fresh}\n")
 
 
 def _state(job: JobReturn) -> str | None:

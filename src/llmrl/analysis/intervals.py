@@ -26,9 +26,11 @@ from llmrl.analysis.statistics import (
     median,
     members_of,
     optimality_gap,
+    proportion,
     standard_error,
     standard_error_of_mean,
     unit_means,
+    wilson,
 )
 
 MINIMUM_UNITS = 5
@@ -250,22 +252,26 @@ def performance_profile(
     if shared or min(len(part) for part in tasks) < MINIMUM_UNITS:
         nothing = np.full(share.shape, np.nan)
         return Band(share, nothing, nothing)
-    center = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
-    half = Z95 / (1 + Z95**2 / n) * np.sqrt(share * (1 - share) / n + Z95**2 / (4 * n * n))
-    return Band(share, np.minimum(np.maximum(center - half, 0), share), np.maximum(np.minimum(center + half, 1), share))
+    return Band(share, *wilson(share, n))
 
 
-def describe(scores: np.ndarray, independent: bool = True, units: Units = None) -> dict[str, float | None]:
+def describe(
+    scores: np.ndarray, independent: bool = True, units: Units = None, is_share: bool = False
+) -> dict[str, float | None]:
     """Return a row of a table for scores [n]: mean, standard error, 95 % t interval of the mean, min, max.
 
     The interval is None for fewer than `MINIMUM_UNITS` top-level units. Standard error and interval are None for a
-    single unit, and for scores that are not `independent`.
+    single unit, and for scores that are not `independent`. With `is_share`, scores of 0 and 1 have Wilson's interval,
+    which stays within [0, 1] and is not empty if all are equal.
     """
     scores, lowest, highest = unit_means(scores, units), float(np.min(scores)), float(np.max(scores))
     row = {"mean": float(mean(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
     if independent:
         band = mean_interval(scores)
         row |= {"standard_error": standard_error_of_mean(scores), "low": _known(band.low), "high": _known(band.high)}
+        if is_share and row["low"] is not None and np.isin(scores, (0.0, 1.0)).all():
+            share = proportion(int(scores.sum()), len(scores))
+            row |= {"low": share.low, "high": share.high}
     return {**row, "min": lowest, "max": highest}
 
 

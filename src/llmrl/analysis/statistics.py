@@ -109,11 +109,16 @@ def proportion(successes: int, n: int, z: float = Z95) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} episodes")
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low, high = wilson(np.array(successes / n), n, z)
+    return Interval(successes / n, float(low), float(high))
+
+
+def wilson(share: np.ndarray, n: int, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of Wilson's score interval of shares [...] of `n` (Wilson 1927), each [...] within [0, 1]."""
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
     # Rounding must not leave the share outside.
-    return Interval(p, min(max(centre - half, 0.0), p), max(min(centre + half, 1.0), p))
+    return np.minimum(np.maximum(center - half, 0.0), share), np.maximum(np.minimum(center + half, 1.0), share)
 
 
 def mean_proportion(parts: Sequence[Interval]) -> Interval:

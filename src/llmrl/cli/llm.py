@@ -22,6 +22,8 @@ PROBE = "check"
 """Purpose of the test request, as logged."""
 NUMBER = 7
 """The number that the prompt of `check` asks for."""
+FITS = "a reply of the form asked for"
+"""What `check` says of a usable reply; any other reply makes the command exit with 1."""
 IGNORED = (
     "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
     "follows the prompt; llm.structured=false sends no schemas"
@@ -37,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     commands = p.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check",
-        help="send one tiny request (costs well under a cent) and print what came back",
+        help="send one tiny request (well under a cent) and print what came back; exits with 1 if it is unusable",
         description="Send one tiny request: llmrl-llm check llm=gpt4o",
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
@@ -116,11 +118,11 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
-    form = "a reply of the form asked for"
+    form = FITS
     try:
         answer = read(reply, lambda said: parse_json(said.text, Number, said.cut))
         if answer.number != NUMBER:
-            form = f"a reply of the form asked for, but with the number {answer.number} instead of {NUMBER}"
+            form = f"{FITS}, but with the number {answer.number} instead of {NUMBER}"
     except InvalidReply as fault:
         cut = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
         form = f"{cut}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
@@ -269,7 +271,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with ending("llmrl-llm"):
         if args.command == "check":
-            print_rows("One request", check(args.overrides, args.config_dir))
+            checked = check(args.overrides, args.config_dir)
+            print_rows("One request", checked)
+            if dict(checked).get("form", FITS) != FITS:
+                raise SystemExit(1)
         elif args.command == "trial":
             page, columns, rows = tried(args.overrides, args.out)
             print_table("Trial", columns, rows)

@@ -54,6 +54,9 @@ def print_skipped(run: Run) -> None:
     print_validity_warning(console, record(run.folder / SUMMARY_NAME))
     configs = (run.config, _recorded(run.folder))
     wanted, made = (config.get("play", {}).get("videos", 0) for config in configs)
+    added = sorted(set(run.config.get("loggers", {})) - set(configs[1].get("loggers", {})))
+    if configs[1] and added:
+        console.print(f"It was run without loggers {', '.join(added)}, which get nothing now.", soft_wrap=True)
     if wanted > made:
         console.print(
             f"It was run with play.videos={made}, and {wanted} are asked for: rerun=true plays the same episodes "
@@ -94,7 +97,7 @@ def print_summary(run: Run) -> None:
         if name in SCORES and history:
             continue
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
-            table.add_row(name.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value}")
+            table.add_row(name.replace("_", " "), _plain(value))
     if (seconds := _reply_seconds(run.folder)) is not None:
         table.add_row("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)")
     console.print(table)
@@ -105,6 +108,13 @@ def print_summary(run: Run) -> None:
     console.print(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}", soft_wrap=True)
     if "principal_steps" in run.summary:
         console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
+
+
+def _plain(value: float | str) -> str:
+    """Return an entry of a summary as text: whole numbers in full, other numbers with four digits."""
+    if not isinstance(value, float):
+        return f"{value}"
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.4g}"
 
 
 def _reply_seconds(folder: Path) -> float | None:

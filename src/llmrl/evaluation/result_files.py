@@ -17,6 +17,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.evaluation.evaluate_environment import PlannedEvaluation, Player, Videos
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
+from llmrl.rollout.episode_results import SUCCESS
 from llmrl.rollout.episode_summaries import episode_welfare, measures, summarize_evaluation
 from llmrl.run.files import write_json
 from llmrl.run.tensorboard_evaluations import write_evaluation
@@ -47,7 +48,7 @@ def columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, sp
 def table(measured: Columns, independent: bool) -> dict[str, dict[str, float | None]]:
     """A row (`describe`) for each column that says anything of any episode."""
     known = {name: x[~np.isnan(x)] for name, x in measured.items()}
-    return {name: describe(x, independent) for name, x in known.items() if len(x)}
+    return {name: describe(x, independent, is_share=name == SUCCESS) for name, x in known.items() if len(x)}
 
 
 def plain(measured: Columns) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis.intervals import mean_interval
+from llmrl.analysis.statistics import wilson
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.core.ranges import PositiveInt
@@ -24,8 +25,6 @@ RATES = ("valid_rate", "inside_rate", "improvement_rate", "repeat_rate")
 """Shares of replies; their intervals are Wilson's, which tell something of 0 and 1 too."""
 MEASURES = (*RATES, "return", "score", "rank", "reward")
 """What is measured of each reply; see `measure`."""
-Z = 1.959963984540054
-"""Of a 95 % interval."""
 RESULTS = "evaluation.json"
 """In the run folder."""
 
@@ -98,7 +97,7 @@ def summarize(measured: State) -> dict[str, dict[str, Any]]:
         if not len(kept):
             table[name] = {"mean": None, "low": None, "high": None, "n": 0}
             continue
-        low, high = wilson(float(kept.mean()), len(kept)) if name in RATES else _t_interval(kept)
+        low, high = _wilson_interval(kept) if name in RATES else _t_interval(kept)
         table[name] = {"mean": float(kept.mean()), "low": low, "high": high, "n": len(kept)}
     return table
 
@@ -131,18 +130,11 @@ def read_results(run: Path) -> dict[str, Any] | None:
         raise RunFolderError(f"{run / RESULTS} cannot be read: {error}") from error
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of `n` (Wilson, 1927).
-
-    >>> [round(bound, 3) for bound in wilson(0.0, 20)]
-    [0.0, 0.161]
-    """
-    centre = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
-    half = Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
-    # Exactly 0 and 1 at the ends, where rounding leaves a little.
-    return float(centre - half) if share > 0 else 0.0, float(centre + half) if share < 1 else 1.0
-
-
 def _t_interval(scores: np.ndarray) -> tuple[float | None, float | None]:
     band = mean_interval(scores)
     return (float(band.low), float(band.high)) if np.isfinite(band.low) else (None, None)
+
+
+def _wilson_interval(scores: np.ndarray) -> tuple[float, float]:
+    low, high = wilson(scores.mean(), len(scores))
+    return float(low), float(high)

@@ -100,8 +100,8 @@ class DesignResults:
             vectors = [(np.array(each.vector), _index(each.context)) for each in leading]
         else:
             vectors = [(vector, context) for context, vector in final.items()]
-        rows = [(self._value(vector, context), self.history.describe(vector, context)) for vector, context in vectors]
-        return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+        ranked = sorted(vectors, key=lambda each: self._rank(*each), reverse=True)
+        return [self.history.describe(vector, context) for vector, context in ranked]
 
     def _evaluations(self) -> dict[Context, VectorEvaluation]:
         """Return the evaluations of the last recommendations by context; empty if there are none."""
@@ -124,8 +124,13 @@ class DesignResults:
                 "measurements": n,
                 "measured": estimates.of(vector, context).value if n else None,
             }
-            rows.append((self._value(vector, context), self.history.describe(vector, context) | row))
-        return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+            rows.append((self._rank(vector, context), self.history.describe(vector, context) | row))
+        return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
+
+    def _rank(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
+        """Return the sort key of a recommendation: vectors that were proposed come before those of contexts without a
+        proposal, then the higher estimate."""
+        return self.history.estimates.count(vector, context) > 0, self._value(vector, context)
 
     def _value(self, vector: np.ndarray, context: Context) -> float:
         """Return the best estimate of a vector: its evaluations, else its measurements, else minus infinity."""

@@ -15,6 +15,8 @@ from llmrl.rollout.episode_summaries import judged, measures
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.files import write_json
 
+SUCCESS = "success"
+"""Metric of an episode that is 1 or 0."""
 SPENT = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
 """What a player that asks a language model notes of each decision; a sum of them is unknown as soon as one is."""
 
@@ -89,7 +91,10 @@ def write_results(
         "episodes": len(rows),
         "learned": learned,
         "carried": list(carried),
-        "table": {name: describe(values, independent=not carried) for name, values in _known(measured).items()},
+        "table": {
+            name: describe(values, independent=not carried, is_share=name == SUCCESS)
+            for name, values in _known(measured).items()
+        },
         "per_episode": {name: values.tolist() for name, values in measured.items()},
     }
     write_json(folder / RESULTS_NAME, content)

@@ -36,7 +36,7 @@ def drawing_arguments(spec: EnvSpec) -> dict[str, Any]:
     if "rgb_array" not in modes:
         raise ConfigError(
             f"{spec.id} draws no pictures (its render modes: {', '.join(modes) or 'none'}), so there can be no video "
-            "of it; use play.videos=0 and env.render=false"
+            "of it; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
         )
     # Without a name what walks or swims leaves the picture.
     return {"render_mode": "rgb_array"} | ({"camera_name": "track"} if mujoco else {})

@@ -82,7 +82,7 @@ class WorldFactory:
         if "rgb_array" not in modes:
             raise ConfigError(
                 f"{self.id} draws no pictures (its render modes: {', '.join(modes) or 'none'}), so there can be no "
-                "video of it; use play.videos=0 and env.render=false"
+                "video of it; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
             )
         return self._called(function, {"render_mode": "rgb_array"})
 
