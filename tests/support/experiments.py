@@ -12,8 +12,7 @@ from pathlib import Path
 def compose(*overrides: str, primary: str = "train") -> dict:
     """Return the resolved config of `llmrl-<primary> <overrides>`.
 
-    Reference lines are left out and a recommendation is evaluated once, unless `overrides` say otherwise: both cost
-    more than a small run itself."""
+    Reference lines, which cost more than a small run itself, are left out unless `overrides` say otherwise."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.hydra_config import HydraConfig
@@ -22,7 +21,7 @@ def compose(*overrides: str, primary: str = "train") -> dict:
     from llmrl.config.trust_options import only_typed
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
-        short = ["design.references=0", "design.evaluations=1"] if primary == "train" else []
+        short = ["design.references=0"] if primary == "train" else []
         config = hydra_compose(primary, overrides=[*short, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         OmegaConf.set_struct(config, False)
