@@ -109,6 +109,17 @@ class TestWhoHears:
         assert Talk(SPEC, 1, "all", 100).read(text, 0, False).text == "we should each take 5"
         assert len(Talk(SPEC, 1, "all", 4).read('{"message": "a long story"}', 0, False).text) == 4
 
+    @pytest.mark.parametrize("to", ['"player 2"', '"Player_2"', "2", '["player 2"]'])
+    def test_spellings_of_an_addressee(self, to):
+        assert Talk(SPEC, 1, "one", 200).read(f'{{"to": {to}, "message": "hello"}}', 0, False) == Said(
+            "hello", "player 2"
+        )
+
+    @pytest.mark.parametrize("to", ["true", '"player"', "9", '["player 2", "player 3"]'])
+    def test_what_names_no_single_player(self, to):
+        with pytest.raises(InvalidReply):
+            Talk(SPEC, 1, "one", 200).read(f'{{"to": {to}, "message": "hello"}}', 0, False)
+
     def test_one_player_alone_has_nobody_to_talk_to(self):
         with pytest.raises(ConfigError, match="nobody to talk to"):
             Talk(SPEC.part([0], True), 1, "all", 100)

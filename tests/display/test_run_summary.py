@@ -21,7 +21,7 @@ def measurement(objective, fee):
     }
 
 
-def closing_table(capsys, folder, evaluated):
+def closing_table(capsys, folder, evaluated, **entries):
     """Return the rows of the last table that is printed of a run, by their name.
 
     A search measured 130 once and the recommended vector at 70; its confirmation measured 86, and its evaluation 92."""
@@ -37,6 +37,7 @@ def closing_table(capsys, folder, evaluated):
     scores = {"recommendation": 92.0, "recommendation_standard_error": 4.0} if evaluated else {}
     summary = {
         **scores,
+        **entries,
         "online_performance": 61.5,
         "proposals": 2,
         "confirmed": 1,
@@ -63,7 +64,7 @@ def test_waiting_time_is_the_last_sum(capsys, tmp_path):
     seconds = [1.5, 4.0]
     lines = [json.dumps({"kind": "proposal", "x": "steps", "steps": i, LATENCY: s}) for i, s in enumerate(seconds)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert closing_table(capsys, tmp_path, True)["llm waiting time"].startswith("4 s")
+    assert closing_table(capsys, tmp_path, True, llm="a model")["llm waiting time"].startswith("4 s")
 
 
 @pytest.mark.parametrize("evaluated", [True, False])

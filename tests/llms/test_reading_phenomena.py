@@ -20,6 +20,7 @@ TAXI = ChoiceParser(["south", "north", "east", "west", "pickup", "dropoff"])
 GRID, GRID_BY_NUMBER = ChoiceParser(MINIGRID), ChoiceParser(MINIGRID, numbered=True)
 STICKS = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)])
 STICKS_BY_NUMBER = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)], numbered=True)
+LIFT = ChoiceParser(["open_doors", "up", "down", "wait"])
 TRAFFIC = ChoiceParser(["keep", "switch"], ["keep the phase", "switch the lights to the other road"])
 LEFTS, LOADS = ChoiceParser(["turn left", "step left", "stay"]), ChoiceParser(["drop", "drop off"])
 WALKS = [("explore", False), ("go to", True), ("pick up", True), ("drop", True), ("open", True)]
@@ -154,6 +155,8 @@ def test_choices_in_markup(question, reply, name):
 
 
 SAID = [
+    (LIFT, "There is nobody here, so I'll wait. That is the safest thing to do.", "wait"),
+    (LIFT, "I'll go up. Actually, hold on. Somebody is below us, so I'll go down.", "down"),
     (TRAFFIC, "My decision is to keep the current phase.", "keep"),
     (CARDS, "Given the odds, the best choice for me is to hit.", "hit"),
     (CARDS, "**Decision: Stick**\n\nI have 19, and hitting would probably bust.", "stick"),

@@ -84,7 +84,7 @@ class OptunaSweeper(LaunchingSweeper):
                             f"run folders, all trials in {study.folder}. Repeat the command to go on with other "
                             "trials, with a larger hydra.sweeper.max_failures if some are bound to fail"
                         )
-            self._report(sought, study)
+            self._report(sought, study, Path(first["output_root"]) / first["name"])
 
     def _plan(self, sought: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
         """Print what a trial would do: the first option of every choice, and the lowest numbers."""
@@ -179,8 +179,9 @@ class OptunaSweeper(LaunchingSweeper):
         words += ["--multirun"] if len(study.seeds) > 1 else []
         return shlex.join([*words, *sought.fixed, *ranking[0].overrides, f"{SEED}={','.join(study.seeds)}"])
 
-    def _report(self, sought: SearchRequest, study: Study) -> None:
+    def _report(self, sought: SearchRequest, study: Study, runs: Path) -> None:
         from llmrl.display.console import print_rows
+        from llmrl.display.sweeps import print_commands
         from llmrl.tuning.study import BEST_NAME, TRIALS_NAME
 
         ranking = study.ranking()
@@ -207,7 +208,9 @@ class OptunaSweeper(LaunchingSweeper):
         if ranking and all(seed.isdigit() for seed in study.seeds):
             first = max(map(int, study.seeds)) + 1
             fresh = ",".join(str(first + i) for i in range(3))
+            # The trial was selected for its score.
             sys.stdout.write(f"An unbiased estimate needs new seeds: the same with --multirun {SEED}={fresh}\n")
+        print_commands(runs)
 
 
 def _state(job: JobReturn) -> str | None:

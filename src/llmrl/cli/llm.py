@@ -22,7 +22,7 @@ PROBE = "check"
 """Purpose of the test request, as logged."""
 NUMBER = 7
 """The number that the prompt of `check` asks for."""
-FITS = "a reply of the form asked for"
+VALID_FORM = "a reply of the form asked for"
 """What `check` says of a usable reply; any other reply makes the command exit with 1."""
 IGNORED = (
     "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
@@ -118,11 +118,11 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
-    form = FITS
+    form = VALID_FORM
     try:
         answer = read(reply, lambda said: parse_json(said.text, Number, said.cut))
         if answer.number != NUMBER:
-            form = f"{FITS}, but with the number {answer.number} instead of {NUMBER}"
+            form = f"{VALID_FORM}, but with the number {answer.number} instead of {NUMBER}"
     except InvalidReply as fault:
         cut = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
         form = f"{cut}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
@@ -273,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.command == "check":
             checked = check(args.overrides, args.config_dir)
             print_rows("One request", checked)
-            if dict(checked).get("form", FITS) != FITS:
+            if dict(checked).get("form", VALID_FORM) != VALID_FORM:
                 raise SystemExit(1)
         elif args.command == "trial":
             page, columns, rows = tried(args.overrides, args.out)

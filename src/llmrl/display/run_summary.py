@@ -97,8 +97,8 @@ def print_summary(run: Run) -> None:
         if name in SCORES and history:
             continue
         if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
-            table.add_row(name.replace("_", " "), _plain(value))
-    if (seconds := _reply_seconds(run.folder)) is not None:
+            table.add_row(name.replace("_", " "), _format_value(value))
+    if "llm" in run.summary and (seconds := _reply_seconds(run.folder)) is not None:
         table.add_row("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)")
     console.print(table)
     console.print(f"Run folder: {near(run.folder)}", soft_wrap=True)
@@ -110,7 +110,7 @@ def print_summary(run: Run) -> None:
         console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
 
 
-def _plain(value: float | str) -> str:
+def _format_value(value: float | str) -> str:
     """Return an entry of a summary as text: whole numbers in full, other numbers with four digits."""
     if not isinstance(value, float):
         return f"{value}"

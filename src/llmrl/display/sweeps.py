@@ -54,10 +54,14 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         console.print("The same command again runs what is missing.")
     if not commands:
         return
-    folder = common_folder([outcome.folder for outcome in outcomes])
+    print_commands(common_folder([outcome.folder for outcome in outcomes]))
+
+
+def print_commands(folder: Path) -> None:
+    """Print the commands that show a folder of runs, and a link to the means of its groups."""
     root = shlex.quote(str(near(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
-        console.print(f"{command} {root}", soft_wrap=True)
+        terminal().print(f"{command} {root}", soft_wrap=True)
     print_first_screen(folder)
 
 

@@ -17,6 +17,8 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms import schema_draw
 from llmrl.llms.client import ChatClient
 from llmrl.llms.prompts import PromptFamily
+from llmrl.llms.reading.number_parser import WRITTEN, number_of
+from llmrl.llms.reading.reply_cleaning import plain
 from llmrl.llms.request_key import request_key
 from llmrl.llms.scripted import needed
 from llmrl.llms.structured import InvalidReply, as_json, read
@@ -30,7 +32,6 @@ DRAWS = 20
 """Answers that are drawn for a question at most, until one is valid: not every plan can be carried out."""
 _REMARKS = ("reasoning", "reflection", "plan", "moved")
 """What a reply holds besides the answer."""
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def contains_values(text: str, answer: Any) -> bool:
         return answer.casefold() in text.casefold()
     if isinstance(answer, bool) or answer is None:
         return json.dumps(answer) in text.casefold()
-    return any(_equal(float(number), answer) for number in _NUMBER.findall(text))
+    numbers = (number_of(match[0]) for match in re.finditer(WRITTEN, plain(text)))
+    return any(number is not None and _equal(number, answer) for number in numbers)
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str], None]) -> str:

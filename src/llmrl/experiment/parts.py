@@ -129,8 +129,8 @@ def build_parts(
             offered["spec"] = replace(env.spec, n_envs=env.spec.games_per_group(candidates * societies))
         # In the order of `loops.societies.Societies`.
         agent_seeds = seeds.replicates(societies, shared and design["society_seeds"] == "consecutive") * candidates
-        taught = [_build_agent(config, offered, each, trusted) for each in agent_seeds]
-        agents, teacher = [agent for agent, _ in taught], taught[-1][1]
+        pairs = [_build_agent(config, offered, each, trusted) for each in agent_seeds]
+        agents, teacher = [agent for agent, _ in pairs], pairs[-1][1]
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
         # A principal is told the objective it is judged on.

@@ -76,7 +76,7 @@ def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSe
         executor.close()
 
 
-def _called(request: Request) -> Any:
+def _call_object(request: Request) -> Any:
     """Return the answer to a request that names an object and what to call of it."""
     match request:
         case Imitate():
@@ -138,7 +138,7 @@ class Executor:
             case Log() | SafePoint():
                 self._record(request)
             case _:
-                return _called(request)
+                return _call_object(request)
         return None
 
     def _update(self, request: Update) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
-from llmrl.llms.reading.choice_parser import RECONSIDERS, ChoiceParser
+from llmrl.llms.reading.choice_parser import RECONSIDERATION, ChoiceParser
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated
 from llmrl.llms.structured import InvalidReply
 
@@ -73,7 +73,7 @@ class _Approvals(AnswerParser[list[int]]):
         return [CandidateAnswer(start, end, sorted({i for _, i in named}), form=1)]
 
     def of_prose(self, text: str) -> list[int] | None:
-        if REFUSAL.search(text) or RECONSIDERS.search(text):
+        if REFUSAL.search(text) or RECONSIDERATION.search(text):
             return None
         found: set[int] = set()
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)[:200]:

@@ -277,7 +277,7 @@ class StopFlag:
                 if _OVER in told:
                     return
             number, since = came.pop(), time.monotonic()
-            over = partial(_is_left, news, since)
+            over = partial(_flag_left, news, since)
             if over(min(_HANDLED_S, GIVE_UP_S)):
                 return
             if self.signal is None and self._says:
@@ -324,7 +324,7 @@ class StopFlag:
         os.write(2, f"\n{name}: {text}\n".encode())
 
 
-def _is_left(news: int, since: float, after: float) -> bool:
+def _flag_left(news: int, since: float, after: float) -> bool:
     """Wait until `after` seconds after a signal; return whether its flag was left by then.
 
     Args:

@@ -24,6 +24,26 @@ def test_it_belongs_to_the_game_as_it_is_shipped(name):
     longer.close()
 
 
+MAXIMA = {
+    name: options("env")[name]["progress"]["best"]
+    for name in SCALED
+    if options("env")[name]["progress"].get("is_maximum")
+}
+
+
+@pytest.mark.parametrize("name", MAXIMA)
+def test_searches_learn_the_greatest_possible_return(name):
+    env, longer = make_env(name), make_env(name, horizon=37)
+    assert env.spec.max_return == MAXIMA[name] and longer.spec.max_return is None
+    env.close()
+    longer.close()
+
+
+def test_a_best_known_return_is_no_maximum():
+    assert {"cartpole", "cliff_walking", "inverted_pendulum", "nim", "pong"} == set(MAXIMA)
+    assert make_env("frozen_lake").spec.max_return is None
+
+
 def test_another_map_is_another_game():
     assert "progress" not in make_env("frozen_lake", **{"kwargs.is_slippery": False}).spec.metrics
 

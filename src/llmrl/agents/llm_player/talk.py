@@ -86,7 +86,7 @@ class Talk:
             return Said(said)
         others = [name for i, name in enumerate(self.names) if i != speaker]
         meant = [name for name in others if letters(found.kept) in (letters(name), letters(name.split()[-1]))]
-        if not meant:
+        if len(meant) != 1:
             raise InvalidReply(f'"to" must name one other player: {", ".join(others)}')
         return Said(said, meant[0])
 

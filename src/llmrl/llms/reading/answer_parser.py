@@ -16,7 +16,7 @@ from llmrl.llms.reading.json_and_markup import structures, without_tags
 from llmrl.llms.reading.latex import unescaped
 from llmrl.llms.reading.non_answer_text import only_told, quoted
 from llmrl.llms.reading.options import Options, own_options
-from llmrl.llms.reading.reply_cleaning import CleanedReply, blanked, clean_reply, plain
+from llmrl.llms.reading.reply_cleaning import CleanedReply, blank_spans, clean_reply, plain
 from llmrl.llms.structured import InvalidReply
 
 T = TypeVar("T")
@@ -235,7 +235,7 @@ def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) ->
         return _read_plainly(reply, question, prose)
     text = reply.text[reply.after :]
     if options.chosen is None:
-        return _read_plainly(CleanedReply(blanked(text, options.mentions)), question, prose)
+        return _read_plainly(CleanedReply(blank_spans(text, options.mentions)), question, prose)
     return _read_chosen(text, options, question)
 
 
@@ -246,7 +246,7 @@ def _read_chosen(text: str, options: Options, question: AnswerParser[T]) -> Pars
         InvalidReply: the option is no answer, or a complete answer before or among the options contradicts it.
     """
     assert options.chosen is not None and options.decided is not None
-    rest = blanked(text, [*options.places, options.decided, *options.mentions])
+    rest = blank_spans(text, [*options.places, options.decided, *options.mentions])
     found = _candidates(rest, question, False, faults := _Faults())
     chosen = _decided(rest, [each for each in found if each.form == 2], question, faults)
     if chosen is not None and chosen.start >= options.end:
@@ -391,7 +391,7 @@ def reasons_of(value: Any, names: Sequence[str], depth: int = 0) -> str | None:
     for key, inner in value.items():
         if "".join(c for c in key.casefold() if c.isalpha()) in names:
             [inner] = inner if isinstance(inner, list) and len(inner) == 1 else [inner]
-            if isinstance(inner, str | int):
+            if isinstance(inner, str | int) and not isinstance(inner, bool):
                 return str(inner)
     for inner in value.values():
         if (found := reasons_of(inner, names, depth + 1)) is not None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from llmrl.llms.reading.non_answer_text import exemplary
 from llmrl.llms.reading.number_parser import ORDINALS, SPOKEN, WRITTEN
-from llmrl.llms.reading.reply_cleaning import blanked
+from llmrl.llms.reading.reply_cleaning import blank_spans
 
 _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
 _DIGITS = rf"{_MONEY}(?<![\w.])(?:{WRITTEN})(?![\w]|\.\d)"
@@ -210,10 +210,10 @@ class Assignments:
             )
             for match in self._name.finditer(sentence)
         ]
-        hidden = blanked(sentence, [(name.start, name.end) for name in names])
+        hidden = blank_spans(sentence, [(name.start, name.end) for name in names])
         if not names and (match := re.search(_ALL, hidden, re.IGNORECASE)):
             names = [_Token(match.start(), match.end(), self._all)]
-            hidden = blanked(hidden, [match.span()])
+            hidden = blank_spans(hidden, [match.span()])
         if not names:
             return [], hidden
         hidden = _simple(hidden)

@@ -75,13 +75,13 @@ _CLOSING = frozenset(
     }
 )
 """Words without information beside the action in a last sentence."""
-_TAKES = re.compile(
+_AMOUNT_VERB = re.compile(
     r"\W*(?:(?=\d)|(?:just |only )?(?:catch|take|harvest|fish|put|send|graze|settle|stick|go|choose|pick|add|keep|emit|"
     r"release|make)\b)",
     re.IGNORECASE,
 )
 """What stands before an amount."""
-RECONSIDERS = re.compile(
+RECONSIDERATION = re.compile(
     r"\bactually\b[,.]|\b(?:on )?second thoughts?\b|\b(?:hang|hold) on\b|\bwait[,.!]|\bno, (?:perd[o\u00f3]n|sorry)\b|"
     r"\b(?:scratch|strike) that\b|\bi withdraw\b",
     re.IGNORECASE,
@@ -242,9 +242,12 @@ class ChoiceParser(AnswerParser[int]):
         # A number that was not understood may contradict the name beside it.
         if REFUSAL.search(text) or (_NUMBER_SAID.search(text) and not self._has_digits):
             return None
-        if markers := list(RECONSIDERS.finditer(text)):
-            # What follows counts; if it decides nothing, the decision before it is open.
-            return self.of_prose(text[markers[-1].end() :])
+        markers = RECONSIDERATION.finditer(text)
+        ends = [
+            each.end() for each in markers if self.names.exact(each[0].strip(",.!")) is None
+        ]  # not an action `wait`
+        if ends:  # what follows counts; if it decides nothing, the decision before it is open
+            return self.of_prose(text[ends[-1] :])
         decided: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
             open_ = exemplary(sentence)
@@ -260,7 +263,7 @@ class ChoiceParser(AnswerParser[int]):
                     continue
                 mentioned = {i for _, _, i in self.names.mentions(clause[match.end() :])}
                 mentioned = mentioned or {i for _, _, i in self.names.mentions(clause[match.start() :])}
-                if not mentioned and self.amounts and (taken := _TAKES.match(clause, match.end())):
+                if not mentioned and self.amounts and (taken := _AMOUNT_VERB.match(clause, match.end())):
                     amount = self._named(clause[taken.end() :])
                     mentioned = set() if amount is None else {amount}
                 if len(mentioned) > 1 or (mentioned and _IF.search(clause[match.end() :])):

@@ -14,7 +14,7 @@ from typing import Any
 import json_repair
 import yaml
 
-from llmrl.llms.reading.reply_cleaning import blanked, cleaned, plain
+from llmrl.llms.reading.reply_cleaning import blank_spans, cleaned, plain
 from llmrl.llms.reading.word_lists import listed
 
 DEEPEST = 50
@@ -65,7 +65,7 @@ _PLAIN_TAG = re.compile(rf"</?(?:{'|'.join(sorted(_TEXT_TAGS))})\b[^<>\n]{{0,200
 _CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=]|[\[(])")
 _NESTED = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
 
-_Opened = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
+_OpenElement = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class DuplicateKey:
 def structures(text: str, cut: bool = False) -> list[FoundValue]:
     """All outermost values in `text`, in order; of a `cut` text, a value in which it ends is marked by `CUT`."""
     calls = list(_calls(text))
-    found = [*calls, *_json(blanked(text, ((each.start, each.end) for each in calls)), cut), *_tags(text)]
+    found = [*calls, *_json(blank_spans(text, ((each.start, each.end) for each in calls)), cut), *_tags(text)]
     found = [replace(each, value=_unpacked(each.value, cut)) for each in found or _yaml(text)]
     return sorted(found, key=lambda each: (each.end, -each.start))
 
@@ -316,7 +316,7 @@ def _tags(text: str) -> list[FoundValue]:
     """Outermost elements of a markup as objects, those side by side as one: names with a text or with other elements.
     Tags of HTML's text are none."""
     elements: list[FoundValue] = []
-    stack: list[_Opened] = []
+    stack: list[_OpenElement] = []
     value: Any
     for tag in _TAG.finditer(text):
         name = tag[2].lower()
@@ -353,7 +353,7 @@ def _tags(text: str) -> list[FoundValue]:
     return elements
 
 
-def _add(elements: list[FoundValue], stack: list[_Opened], text: str, new: FoundValue) -> None:
+def _add(elements: list[FoundValue], stack: list[_OpenElement], text: str, new: FoundValue) -> None:
     """Add an element, whose value is its name and value, to the innermost open one and to the outermost elements."""
     key, value = new.value
     if stack:

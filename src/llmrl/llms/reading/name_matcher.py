@@ -165,8 +165,8 @@ class NameMatcher:
         )
         if trailing and (named := self.exact(trailing[1])) is not None:
             return named if self.number(float(trailing[2])) == named else None
-        glossed = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
-        if glossed and (named := self.exact(glossed[1])) is not None:
+        gloss = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
+        if gloss and (named := self.exact(gloss[1])) is not None:
             return named
         number = in_words(text) if text.casefold().split()[0] in UNITS else None
         return self._first_clause(text) if number is None or whole is not None else self.number(number)

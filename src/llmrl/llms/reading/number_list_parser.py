@@ -14,7 +14,7 @@ from llmrl.llms.reading.assignments import Assignments, spelled
 from llmrl.llms.reading.latex import untexed
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, words
 from llmrl.llms.reading.number_parser import WRITTEN, number_of
-from llmrl.llms.reading.reply_cleaning import blanked, plain
+from llmrl.llms.reading.reply_cleaning import blank_spans, plain
 from llmrl.llms.reading.tabled_numbers import proposed
 from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import listed
@@ -135,7 +135,7 @@ class WrittenNumbers:
         """All lists in a text."""
         text = untexed(text)
         tabled = proposed(text, self) if self.n == 1 else []
-        text = blanked(text, ((table.start, table.end) for table in tables(text)))
+        text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
         found = [*tabled, *self._beside_names(text, cut)]
         if self.n > 1:
             return found or self._in_brackets(text)

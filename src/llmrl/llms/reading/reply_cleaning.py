@@ -135,7 +135,7 @@ def plain(text: str) -> str:
     return text.translate(_PLAIN)
 
 
-def blanked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+def blank_spans(text: str, spans: Iterable[tuple[int, int]]) -> str:
     """Return `text` with blanks in place of spans; line breaks and all positions stay the same."""
     for start, end in spans:
         text = f"{text[:start]}{_NOT_BREAK.sub(' ', text[start:end])}{text[end:]}"

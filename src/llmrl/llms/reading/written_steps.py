@@ -11,7 +11,7 @@ from llmrl.llms.reading.json_and_markup import without_tags
 from llmrl.llms.reading.latex import untexed
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
 from llmrl.llms.reading.number_parser import ORDINALS
-from llmrl.llms.reading.reply_cleaning import blanked, plain
+from llmrl.llms.reading.reply_cleaning import blank_spans, plain
 from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import listed
 from llmrl.llms.structured import InvalidReply
@@ -120,7 +120,7 @@ class WrittenSteps:
             found += self._in_tables(text)
         if found or cut:
             return found
-        text = blanked(text, ((table.start, table.end) for table in tables(text)))
+        text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
         return self._listed(text) or self._called(text) or self._bare(text)
 
     def spoken(self, text: str) -> tuple[Step, ...] | None:
