@@ -154,8 +154,8 @@ class VectorParser(AnswerParser[np.ndarray]):
             name = letters(key)
             if name in _HIDDEN or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
                 continue
-            is_list = isinstance(inner, list) and name in LISTS and all(number_of(x) is not None for x in inner)
-            if is_list and len(inner) != self.d:
+            is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
+            if is_flat and name in LISTS and len(inner) != self.d:
                 faults.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
                 found = self._one(inner, depth + 1)
